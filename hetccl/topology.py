@@ -1,7 +1,8 @@
 """Where each rank runs and which device it drives, and the islands that follow from it.
 
-Everything is read from /proc and /sys: no driver, runtime or vendor library is loaded, so that a Comm for host buffers never
-creates a GPU context. bootstrap.py sends the Members round; info and doctor print them. The roots are arguments for the tests.
+Everything is read from /proc and /sys: no driver, runtime or vendor library is loaded, so that a Comm for host buffers
+never creates a GPU context. bootstrap.py sends the Members round; info and doctor print them. The roots are arguments
+for the tests.
 """
 
 import os
@@ -47,7 +48,9 @@ class Device:
 class Nic:
     """One port of an RDMA device.
 
-    state : "ACTIVE", "DOWN", ...   link_layer : "InfiniBand" | "Ethernet"   rate : the kernel's text, "100 Gb/sec (4X EDR)"
+    state      : "ACTIVE", "DOWN", ...
+    link_layer : "InfiniBand" | "Ethernet"
+    rate       : the kernel's text, "100 Gb/sec (4X EDR)"
     """
 
     name: str
@@ -65,7 +68,7 @@ class Member:
     machine : equal on two ranks exactly if one kernel runs both and each sees the other's /proc entry: boot id, PID and
               user namespace. The host name is part of it, because cloned virtual machines repeat the rest.
     pid     : in that PID namespace
-    started : start time of the process, clock ticks since boot; with pid it names the process for good, since pids return
+    started : start time of the process, clock ticks since boot; with pid it names the process for good: pids return
     vendor  : "nvidia" | "amd" | "host"
     runtime : "cuda" | "hip" | "host"
     device  : name of the first visible device, "" without one
@@ -142,7 +145,7 @@ def islands(members):
 
 
 def devices(config, roots=ROOTS):
-    """The GPUs this process may use, in the order in which the vendor's runtime would number them on a node of like GPUs.
+    """The GPUs this process may use, in the order in which the vendor's runtime numbers them on a node of like GPUs.
 
     CUDA sorts unlike GPUs by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID; here it is always PCI order.
     Returns : tuple of Device; NVIDIA's come first on a machine that holds both
@@ -172,7 +175,7 @@ def nics(roots=ROOTS):
 
 
 def start_time(pid, roots=ROOTS):
-    """Start time of a process in clock ticks since boot; 0 if there is no such process. Source: proc(5), stat field 22."""
+    """Start time of a process in clock ticks since boot; 0 if there is no such process. Source: proc(5), field 22."""
     # The command name, field 2, may itself hold spaces and brackets: count from its last bracket.
     fields = _text(roots.proc / str(pid) / "stat").rpartition(")")[2].split()
     return int(fields[22 - 3]) if fields else 0
@@ -236,7 +239,7 @@ def _amd_devices(roots):
 
 
 def _gfx_name(version):
-    """90402 -> "gfx942": two decimal digits each for minor and stepping, shown as hexadecimal digits (ROCm's naming)."""
+    """90402 -> "gfx942": two decimal digits each for minor and stepping, shown as one hexadecimal digit each."""
     major, rest = divmod(version, 10000)
     return f"gfx{major}{rest // 100:x}{rest % 100:x}" if version else ""
 

@@ -158,7 +158,9 @@ def test_amd_nodes(roots):
     assert (found.vendor, found.runtime, found.device) == ("amd", "hip", "gfx942")
 
 
-@pytest.mark.parametrize("version, name", [(90402, "gfx942"), (90010, "gfx90a"), (100302, "gfx1032"), (110000, "gfx1100")])
+@pytest.mark.parametrize(
+    "version, name", [(90402, "gfx942"), (90010, "gfx90a"), (100302, "gfx1032"), (110000, "gfx1100")]
+)
 def test_gfx_name(roots, version, name):
     add_amd(roots, 1, 0x500, version=version)
     assert topology.devices(config(), roots)[0].name == name
@@ -190,7 +192,9 @@ def test_amd_visible_devices(roots, choices, buses):
 
 def test_nics(roots):
     for name, port, state, link in [
-        ("mlx5_1", 1, "1: DOWN", "InfiniBand"), ("mlx5_0", 2, "4: ACTIVE", "Ethernet"), ("mlx5_0", 1, "4: ACTIVE", "Ethernet"),
+        ("mlx5_1", 1, "1: DOWN", "InfiniBand"),
+        ("mlx5_0", 2, "4: ACTIVE", "Ethernet"),
+        ("mlx5_0", 1, "4: ACTIVE", "Ethernet"),
     ]:
         folder = roots.sys / f"class/infiniband/{name}/ports/{port}"
         write(folder / "state", state + "\n")
@@ -225,7 +229,10 @@ def test_member_survives_pickle_and_json():
         ([("host", None)] * 3, [("host", "host", (0, 1, 2))]),
         ([("amd", None), ("nvidia", None)] * 2, [("amd", "amd", (0, 2)), ("nvidia", "nvidia", (1, 3))]),
         ([("host", x) for x in "ABBA"], [("A", "host", (0, 3)), ("B", "host", (1, 2))]),
-        ([("amd", "x"), ("nvidia", "x"), ("amd", "y")], [("x", "amd", (0,)), ("x", "nvidia", (1,)), ("y", "amd", (2,))]),
+        (
+            [("amd", "x"), ("nvidia", "x"), ("amd", "y")],
+            [("x", "amd", (0,)), ("x", "nvidia", (1,)), ("y", "amd", (2,))],
+        ),
         ([("host", "b"), ("host", "a"), ("host", "b")], [("b", "host", (0, 2)), ("a", "host", (1,))]),
         ([], []),
     ],
