@@ -102,9 +102,9 @@ def as_json(findings, members):
 
 def rank_checks(settings, problem):
     """What may differ from rank to rank: configuration and devices."""
-    if problem:
-        yield Check("configuration", "fail", problem, "correct the variable, or unset it")
-    else:
+    for line in problem.splitlines():
+        yield Check("configuration", "fail", line)
+    if not problem:
         yield Check("configuration", "ok", "every HETCCL_* variable is known and well formed")
     visible = topology.devices(settings)
     if not visible:

@@ -127,4 +127,5 @@ def _mode_cells(result, compare):
 
 
 def _cells(cells):
-    return "".join(f"{value:>{width}}" for value, width in cells)
+    # A value wider than its column moves the rest, but never touches its neighbour.
+    return "".join(f" {value:>{width - 1}}" for value, width in cells)
