@@ -1,0 +1,51 @@
+"""Build the extension modules: an explicit list, in layer order. Needs Cython and a C compiler, nothing else."""
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+# Layer order (docs/architecture.md): a module may cimport only from those before it.
+MODULES = [
+    "_abi",
+    "_shm",
+]
+
+STAGE = Path("build/cython/hetccl")
+DIRECTIVES = {
+    "language_level": 3,
+    "binding": True,
+    "embedsignature": True,
+    "cdivision": True,
+    "boundscheck": False,
+    "wraparound": False,
+    "initializedcheck": False,
+    "always_allow_keywords": True,
+}
+
+
+def stage():
+    """Link pyx/ to where Cython expects the package: it finds a module's .pxd by the package's folder name."""
+    STAGE.parent.mkdir(parents=True, exist_ok=True)
+    if not STAGE.is_symlink():
+        STAGE.symlink_to(os.path.relpath("pyx", STAGE.parent), target_is_directory=True)
+
+
+def extensions():
+    headers = [str(p) for p in sorted(Path("include/hetccl").glob("*.h"))]
+    return [
+        Extension(
+            f"hetccl.{name}",
+            [str(STAGE / f"{name}.pyx")],
+            include_dirs=["include"],
+            depends=headers,
+            libraries=["dl"],
+            extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-Wno-unused-function"],
+        )
+        for name in MODULES
+    ]
+
+
+stage()
+setup(ext_modules=cythonize(extensions(), include_path=["build/cython"], compiler_directives=DIRECTIVES))
