@@ -16,6 +16,7 @@ from mpi4py import MPI
 from hetccl import _buffer, _shm, config, topology
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
+from hetccl.plan import build, select
 
 log = logging.getLogger("hetccl")
 
@@ -23,8 +24,35 @@ log = logging.getLogger("hetccl")
 ROLL_CALL_SECONDS = 2.0
 POLL_SECONDS = (1e-5, 2e-3)  # first and longest pause between two looks at MPI
 
+# NumPy's kind -> MPI's datatypes of that kind; the size in bits completes the name.
+_DATATYPES = {
+    "int": "SIGNED_CHAR SHORT INT LONG LONG_LONG INT8_T INT16_T INT32_T INT64_T AINT OFFSET COUNT "
+           "INTEGER INTEGER1 INTEGER2 INTEGER4 INTEGER8",
+    "uint": "BYTE CHAR UNSIGNED_CHAR UNSIGNED_SHORT UNSIGNED UNSIGNED_LONG UNSIGNED_LONG_LONG UINT8_T UINT16_T UINT32_T UINT64_T",
+    "float": "FLOAT DOUBLE REAL REAL4 REAL8 DOUBLE_PRECISION",
+    "complex": "C_FLOAT_COMPLEX C_DOUBLE_COMPLEX COMPLEX COMPLEX8 COMPLEX16 DOUBLE_COMPLEX",
+    "bool": "C_BOOL CXX_BOOL",
+    "longdouble": "LONG_DOUBLE",
+}
+
 # Requests that timed out: MPI may still write to their buffers, so they are never freed.
 _abandoned = []
+
+
+def _mpi_ops():
+    """Handles of MPI's ops that hetccl has -> their names."""
+    return {MPI._handleof(getattr(MPI, name)): name for name in ("SUM", "PROD", "MAX", "MIN")}
+
+
+def _mpi_datatypes():
+    """Handles of MPI's basic datatypes -> NumPy's names of them. Some MPIs lack some, and sizes of the C types differ."""
+    names = {}
+    for kind, members in _DATATYPES.items():
+        for member in members.split():
+            datatype = getattr(MPI, member, MPI.DATATYPE_NULL)
+            if datatype != MPI.DATATYPE_NULL:
+                names[MPI._handleof(datatype)] = kind if kind in ("bool", "longdouble") else f"{kind}{8 * datatype.Get_size()}"
+    return names
 
 
 @dataclass
@@ -34,6 +62,7 @@ class Membership:
     mpi     : the user's MPI communicator
     members : topology.Member of every rank    islands : topology.Island, in order of their lowest rank
     segment : _shm.Segment, connected          settings : config.Config as read when the Comm was built
+    crowded : whether this host has more ranks than cores that they may use
     """
 
     mpi: MPI.Intracomm
@@ -43,13 +72,19 @@ class Membership:
     islands: tuple
     segment: _shm.Segment
     settings: config.Config
-    op_codes: dict
+    crowded: bool
+    op_names: dict = field(default_factory=_mpi_ops)
+    op_type: type = MPI.Op
     handle_of: object = MPI._handleof
-    in_place: object = MPI.IN_PLACE
     any_source: int = MPI.ANY_SOURCE
     any_tag: int = MPI.ANY_TAG
     proc_null: int = MPI.PROC_NULL
-    tag_max: int = field(default=2**31 - 1)
+
+    def plans(self, collective, root, in_place):
+        """The collective's plans by message size: [(largest bytes or None, hetccl.plan.Plan)]."""
+        groups = tuple(island.ranks for island in self.islands)
+        table = select.table(collective, groups, self.settings.algorithm)
+        return [(limit, build(collective, groups, root, name, in_place=in_place)) for limit, name in table]
 
     def fill_status(self, status, source, tag, nbytes):
         """Write the outcome of a receive into an MPI.Status, as MPI_Recv would."""
@@ -83,7 +118,8 @@ def join(comm):
     segment.connect(settings.single_copy == "auto")
     islands = topology.islands(members)
     log.debug("Comm of %d ranks, islands %s", comm.size, [(island.label, island.ranks) for island in islands])
-    return Membership(comm, comm.rank, comm.size, members, islands, segment, settings, op_codes())
+    crowded = comm.size > len(frozenset().union(*(member.cores for member in members)))
+    return Membership(comm, comm.rank, comm.size, members, islands, segment, settings, crowded)
 
 
 def check_communicator(comm):
@@ -98,21 +134,6 @@ def check_communicator(comm):
         raise ValueError("comm: is MPI.COMM_NULL; this process is not a member of the communicator")
     if comm.Is_inter():
         raise ValueError("comm: is an intercommunicator; hetccl needs an intracommunicator (Merge() makes one)")
-
-
-def op_codes():
-    """Handles of MPI's own ops -> hetccl's names of them."""
-    return {MPI._handleof(getattr(MPI, name)): name for name in ("SUM", "PROD", "MAX", "MIN")}
-
-
-def register_datatypes():
-    """Tell the buffer parser the handles of MPI's basic datatypes."""
-    from_typecode = {}
-    for name in _DATATYPES:
-        datatype = getattr(MPI, name, MPI.DATATYPE_NULL)
-        if datatype != MPI.DATATYPE_NULL:
-            from_typecode[MPI._handleof(datatype)] = _dtype_of(name, datatype)
-    _buffer.register_mpi(from_typecode, MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
 
 
 def _describe_self():
@@ -228,3 +249,6 @@ class _Meeting:
         who = f"ranks {list(missing)} have not called it" if missing else "all ranks are there but MPI did not deliver"
         return CommTimeout(f"Comm: rank {comm.rank} waited {self.timeout:g} s (HETCCL_TIMEOUT) for all {comm.size} ranks; {who}",
                            call="Comm", rank=comm.rank, peer=missing)
+
+
+_buffer.register_mpi(_mpi_datatypes(), MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)

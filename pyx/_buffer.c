@@ -5,7 +5,13 @@
     "distutils": {
         "depends": [
             "include/hetccl/abi.h",
-            "include/hetccl/arrays.h"
+            "include/hetccl/arrays.h",
+            "include/hetccl/process.h",
+            "include/hetccl/reduce.h",
+            "include/hetccl/reduce_loops.h",
+            "include/hetccl/reduce_ops.h",
+            "include/hetccl/shm.h",
+            "include/hetccl/transport.h"
         ],
         "extra_compile_args": [
             "-O3",

@@ -7,6 +7,7 @@ while waiting. Callers hold the communicator's lock for the class of traffic.
 
 import os
 
+from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 

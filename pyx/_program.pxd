@@ -59,6 +59,9 @@ cdef class Program:
     cdef uint8_t* states                 # nsteps, of the run under way: the communicator's lock allows one at a time
     cdef hetccl_msg_t* messages          # nmessages, likewise
 
+    cdef int compile_step(self, Step* out, step, dict turns) except -1
+    cdef int compile_sources(self, Step* out, step, dict turns) except -1
+
 
 ctypedef struct Run:                     # a program at work on one portion of the user's buffers
     Step* steps
