@@ -60,10 +60,11 @@ def after(ring, position):
 
 
 def pieces(share_lists):
-    """Cut a unit at every border of every share list.
+    """Cut a unit at every border of every list of shares.
 
     Return [(lo, hi, owners), ...], owners[k] being the owner of the piece in share_lists[k].
     """
+    share_lists = list(share_lists)
     borders = sorted({lo for shares in share_lists for _, lo, _ in shares} | {share_lists[0][-1][2]})
     starts = [[lo for _, lo, _ in shares] for shares in share_lists]
     return [

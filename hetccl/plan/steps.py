@@ -129,6 +129,29 @@ class Program(NamedTuple):
     scratch: int
 
 
+def describe(item):
+    """Return a step, Block or Peer as short text: "Send SCRATCH[0] 1/3..1/2 -> 4"."""
+    if item is None:
+        return "-"
+    if isinstance(item, Block):
+        part = "" if (item.lo, item.hi) == (0, 1) else f" {item.lo}..{item.hi}"
+        return f"{Buf(item.buf).name}[{item.unit}]{part}"
+    if isinstance(item, Peer):
+        return f"from {item.rank}"
+    if isinstance(item, Send):
+        return f"Send {describe(item.block)} -> {item.peer}"
+    if isinstance(item, Recv):
+        return f"Recv {describe(item.block)} <- {item.peer}"
+    if isinstance(item, Reduce):
+        final = ", final" if item.final else ""
+        return f"Reduce {describe(item.block)} = {' + '.join(map(describe, item.sources))}{final}"
+    if isinstance(item, Copy):
+        return f"Copy {describe(item.block)} = {describe(item.source)}"
+    root = f", root {item.root}" if item.root >= 0 else ""
+    final = ", final" if item.final else ""
+    return f"Vendor {item.op} {describe(item.block)} = {describe(item.source)}{root}{final}"
+
+
 def units(collective, size, rank, root):
     """Return (units of IN, units of OUT) of a rank; a buffer of 0 units must not be touched."""
     if collective == "reduce":
