@@ -2669,6 +2669,34 @@ static CYTHON_INLINE int __Pyx_PyObject_CompareBoolGt_object_int(PyObject *op1, 
 static CYTHON_INLINE PyObject* __Pyx_uchar___Pyx_PyUnicode_From_uintptr_t(uintptr_t value, Py_ssize_t width, char padding_char);
 static CYTHON_INLINE PyObject* __Pyx____Pyx_PyUnicode_From_uintptr_t(uintptr_t value, Py_ssize_t width, char padding_char, char format_char);
 
+/* WriteUnraisableException.proto */
+static void __Pyx_WriteUnraisable(const char *name, int clineno,
+                                  int lineno, const char *filename,
+                                  int full_traceback, int nogil);
+
+/* PyObjectCallMethod0.proto (used by dict_iter_common) */
+static CYTHON_INLINE PyObject* __Pyx_PyObject_CallMethod0(PyObject* obj, PyObject* method_name);
+
+/* UnpackTupleError.proto (used by UnpackTuple2) */
+static void __Pyx_UnpackTupleError(PyObject *, Py_ssize_t index);
+
+/* UnpackTuple2.proto (used by dict_iter_common) */
+static CYTHON_INLINE int __Pyx_unpack_tuple2(
+    PyObject* tuple, PyObject** value1, PyObject** value2, int is_tuple, int has_known_size, int decref_tuple);
+static CYTHON_INLINE int __Pyx_unpack_tuple2_exact(
+    PyObject* tuple, PyObject** value1, PyObject** value2, int decref_tuple);
+static int __Pyx_unpack_tuple2_generic(
+    PyObject* tuple, PyObject** value1, PyObject** value2, int has_known_size, int decref_tuple);
+
+/* dict_iter_common.proto (used by dict_iter) */
+static PyObject *__Pyx_dict_call_to_get_iterable(PyObject* iterable, PyObject* method_name);
+static CYTHON_INLINE int __Pyx_dict_iter_next(PyObject* dict_or_iter, Py_ssize_t orig_length, Py_ssize_t* ppos,
+                                              PyObject** pkey, PyObject** pvalue, PyObject** pitem, int is_dict);
+
+/* dict_iter.proto */
+static CYTHON_INLINE PyObject* __Pyx_dict_iterator(PyObject* dict, int is_dict, PyObject* method_name,
+                                                   Py_ssize_t* p_orig_length, int* p_is_dict);
+
 /* AllocateExtensionType.proto */
 static PyObject *__Pyx_AllocateExtensionType(PyTypeObject *t, int is_final);
 
@@ -2688,9 +2716,6 @@ static int __Pyx_ExportFunction(PyObject *api_dict, const char *name, void (*f)(
 
 /* GetApiDict.proto */
 static PyObject *__Pyx_ApiExport_GetApiDict(void);
-
-/* PyObjectCallMethod0.proto (used by PyType_Ready) */
-static CYTHON_INLINE PyObject* __Pyx_PyObject_CallMethod0(PyObject* obj, PyObject* method_name);
 
 /* GetTypeDictOffset.proto (used by ValidateBasesTuple) */
 #if !CYTHON_USE_TYPE_SLOTS
@@ -2913,6 +2938,36 @@ static PyObject *__Pyx_CyFunction_New(PyMethodDef *ml,
                                       PyObject *module, PyObject *globals,
                                       PyObject* code);
 static PyTypeObject *__Pyx_Get_CyFunction_Type(void);
+
+/* SetNameInClass.proto */
+#if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX < 0x030d0000
+#define __Pyx_SetNameInClass(ns, name, value)\
+    (likely(PyDict_CheckExact(ns)) ? _PyDict_SetItem_KnownHash(ns, name, value, ((PyASCIIObject *) name)->hash) : PyObject_SetItem(ns, name, value))
+#elif CYTHON_COMPILING_IN_CPYTHON
+#define __Pyx_SetNameInClass(ns, name, value)\
+    (likely(PyDict_CheckExact(ns)) ? PyDict_SetItem(ns, name, value) : PyObject_SetItem(ns, name, value))
+#else
+#define __Pyx_SetNameInClass(ns, name, value)  PyObject_SetItem(ns, name, value)
+#endif
+
+/* CalculateMetaclass.proto (used by Py3ClassCreate) */
+static PyObject *__Pyx_CalculateMetaclass(PyTypeObject *metaclass, PyObject *bases);
+
+/* PyObjectLookupSpecial.proto (used by Py3ClassCreate) */
+#if CYTHON_USE_PYTYPE_LOOKUP && CYTHON_USE_TYPE_SLOTS
+#define __Pyx_PyObject_LookupSpecialNoError(obj, attr_name)  __Pyx__PyObject_LookupSpecial(obj, attr_name, 0)
+#define __Pyx_PyObject_LookupSpecial(obj, attr_name)  __Pyx__PyObject_LookupSpecial(obj, attr_name, 1)
+static CYTHON_INLINE PyObject* __Pyx__PyObject_LookupSpecial(PyObject* obj, PyObject* attr_name, int with_error);
+#else
+#define __Pyx_PyObject_LookupSpecialNoError(o,n) __Pyx_PyObject_GetAttrStrNoError(o,n)
+#define __Pyx_PyObject_LookupSpecial(o,n) __Pyx_PyObject_GetAttrStr(o,n)
+#endif
+
+/* Py3ClassCreate.export */
+static PyObject *__Pyx_Py3MetaclassPrepare(PyObject *metaclass, PyObject *bases, PyObject *name, PyObject *qualname,
+                                           PyObject *mkw, PyObject *modname, PyObject *doc);
+static PyObject *__Pyx_Py3ClassCreate(PyObject *metaclass, PyObject *name, PyObject *bases, PyObject *dict,
+                                      PyObject *mkw, int calculate_metaclass, int allow_py2_metaclass);
 
 /* PyRange_Check.proto */
 #if CYTHON_COMPILING_IN_PYPY && !defined(PyRange_Check)
@@ -3152,6 +3207,8 @@ static const char __pyx_k_What_the_user_passed_as_plain_C[] = "What the user pas
 /* #### Code section: decls ### */
 static PyObject *__pyx_pf_6hetccl_7_buffer_6Reader___reduce_cython__(CYTHON_UNUSED struct __pyx_obj_6hetccl_7_buffer_Reader *__pyx_v_self); /* proto */
 static PyObject *__pyx_pf_6hetccl_7_buffer_6Reader_2__setstate_cython__(CYTHON_UNUSED struct __pyx_obj_6hetccl_7_buffer_Reader *__pyx_v_self, CYTHON_UNUSED PyObject *__pyx_v___pyx_state); /* proto */
+static PyObject *__pyx_pf_6hetccl_7_buffer_7InPlace___repr__(CYTHON_UNUSED PyObject *__pyx_self, CYTHON_UNUSED PyObject *__pyx_v_self); /* proto */
+static PyObject *__pyx_pf_6hetccl_7_buffer_7InPlace_2__reduce__(CYTHON_UNUSED PyObject *__pyx_self, CYTHON_UNUSED PyObject *__pyx_v_self); /* proto */
 static PyObject *__pyx_pf_6hetccl_7_buffer_register_mpi(CYTHON_UNUSED PyObject *__pyx_self, PyObject *__pyx_v_datatypes, PyObject *__pyx_v_handle_of, PyObject *__pyx_v_in_place, PyObject *__pyx_v_bottom); /* proto */
 static PyObject *__pyx_pf_6hetccl_7_buffer_2describe(CYTHON_UNUSED PyObject *__pyx_self, PyObject *__pyx_v_obj, PyObject *__pyx_v_writable, PyObject *__pyx_v_blocks); /* proto */
 static PyObject *__pyx_pf_6hetccl_7_buffer_4check_overlap(CYTHON_UNUSED PyObject *__pyx_self, PyObject *__pyx_v_sendbuf, PyObject *__pyx_v_recvbuf); /* proto */
@@ -3210,8 +3267,8 @@ namespace {
     __Pyx_CachedCFunction __pyx_umethod_PyDict_Type_values;
     PyObject *__pyx_slice[2];
     PyObject *__pyx_tuple[7];
-    PyObject *__pyx_codeobj_tab[5];
-    PyObject *__pyx_string_tab[167];
+    PyObject *__pyx_codeobj_tab[7];
+    PyObject *__pyx_string_tab[179];
     PyObject *__pyx_number_tab[10];
 /* #### Code section: module_state_contents ### */
 /* PyFrozenDict.module_state_decls */
@@ -3298,136 +3355,148 @@ static __pyx_mstatetype * const __pyx_mstate_global = &__pyx_mstate_global_stati
 #define __pyx_kp_u_no_dtype_has_the_type_string __pyx_string_tab[34]
 #define __pyx_kp_u_known_are __pyx_string_tab[35]
 #define __pyx_kp_u__3 __pyx_string_tab[36]
-#define __pyx_kp_u_build_cython_hetccl__buffer_pyx __pyx_string_tab[37]
-#define __pyx_kp_u_count_per_block __pyx_string_tab[38]
-#define __pyx_kp_u_disable __pyx_string_tab[39]
-#define __pyx_kp_u_enable __pyx_string_tab[40]
-#define __pyx_kp_u_format __pyx_string_tab[41]
-#define __pyx_kp_u_gc __pyx_string_tab[42]
-#define __pyx_kp_u_isenabled __pyx_string_tab[43]
-#define __pyx_kp_u_self_read_cannot_be_converted_to __pyx_string_tab[44]
-#define __pyx_n_u_D __pyx_string_tab[45]
-#define __pyx_n_u_F __pyx_string_tab[46]
-#define __pyx_n_u_KINDS __pyx_string_tab[47]
-#define __pyx_n_u_Reader __pyx_string_tab[48]
-#define __pyx_n_u_Reader___reduce_cython __pyx_string_tab[49]
-#define __pyx_n_u_Reader___setstate_cython __pyx_string_tab[50]
-#define __pyx_n_u_Zd __pyx_string_tab[51]
-#define __pyx_n_u_Zf __pyx_string_tab[52]
-#define __pyx_n_u_Pyx_PyDict_NextRef __pyx_string_tab[53]
-#define __pyx_n_u_annotate __pyx_string_tab[54]
-#define __pyx_n_u_class_getitem __pyx_string_tab[55]
-#define __pyx_n_u_func __pyx_string_tab[56]
-#define __pyx_n_u_getstate __pyx_string_tab[57]
-#define __pyx_n_u_index __pyx_string_tab[58]
-#define __pyx_n_u_main __pyx_string_tab[59]
-#define __pyx_n_u_module __pyx_string_tab[60]
-#define __pyx_n_u_name_2 __pyx_string_tab[61]
-#define __pyx_n_u_pyx_capi __pyx_string_tab[62]
-#define __pyx_n_u_pyx_state __pyx_string_tab[63]
-#define __pyx_n_u_qualname __pyx_string_tab[64]
-#define __pyx_n_u_reduce __pyx_string_tab[65]
-#define __pyx_n_u_reduce_cython __pyx_string_tab[66]
-#define __pyx_n_u_reduce_ex __pyx_string_tab[67]
-#define __pyx_n_u_set_name __pyx_string_tab[68]
-#define __pyx_n_u_setstate __pyx_string_tab[69]
-#define __pyx_n_u_setstate_cython __pyx_string_tab[70]
-#define __pyx_n_u_test __pyx_string_tab[71]
-#define __pyx_n_u_is_coroutine __pyx_string_tab[72]
-#define __pyx_n_u_num_2 __pyx_string_tab[73]
-#define __pyx_n_u_arange __pyx_string_tab[74]
-#define __pyx_n_u_asyncio_coroutines __pyx_string_tab[75]
-#define __pyx_n_u_bBc __pyx_string_tab[76]
-#define __pyx_n_u_bfloat16 __pyx_string_tab[77]
-#define __pyx_n_u_blocks_2 __pyx_string_tab[78]
-#define __pyx_n_u_bool __pyx_string_tab[79]
-#define __pyx_n_u_bottom __pyx_string_tab[80]
-#define __pyx_n_u_builtins __pyx_string_tab[81]
-#define __pyx_n_u_byteorder __pyx_string_tab[82]
-#define __pyx_n_u_check_overlap __pyx_string_tab[83]
-#define __pyx_n_u_cline_in_traceback __pyx_string_tab[84]
-#define __pyx_n_u_complex128 __pyx_string_tab[85]
-#define __pyx_n_u_complex64 __pyx_string_tab[86]
-#define __pyx_n_u_count __pyx_string_tab[87]
-#define __pyx_n_u_ctypes __pyx_string_tab[88]
-#define __pyx_n_u_cuda __pyx_string_tab[89]
-#define __pyx_n_u_d __pyx_string_tab[90]
-#define __pyx_n_u_data __pyx_string_tab[91]
-#define __pyx_n_u_datatypes __pyx_string_tab[92]
-#define __pyx_n_u_derived __pyx_string_tab[93]
-#define __pyx_n_u_describe __pyx_string_tab[94]
-#define __pyx_n_u_device __pyx_string_tab[95]
-#define __pyx_n_u_displacement __pyx_string_tab[96]
-#define __pyx_n_u_dtype __pyx_string_tab[97]
-#define __pyx_n_u_e __pyx_string_tab[98]
-#define __pyx_n_u_f __pyx_string_tab[99]
-#define __pyx_n_u_flags __pyx_string_tab[100]
-#define __pyx_n_u_float16 __pyx_string_tab[101]
-#define __pyx_n_u_float32 __pyx_string_tab[102]
-#define __pyx_n_u_float64 __pyx_string_tab[103]
-#define __pyx_n_u_float8_e4m3fn __pyx_string_tab[104]
-#define __pyx_n_u_float8_e5m2 __pyx_string_tab[105]
-#define __pyx_n_u_fortran __pyx_string_tab[106]
-#define __pyx_n_u_g __pyx_string_tab[107]
-#define __pyx_n_u_get __pyx_string_tab[108]
-#define __pyx_n_u_hH __pyx_string_tab[109]
-#define __pyx_n_u_handle_of __pyx_string_tab[110]
-#define __pyx_n_u_hasobject __pyx_string_tab[111]
-#define __pyx_n_u_hetccl__buffer __pyx_string_tab[112]
-#define __pyx_n_u_hip __pyx_string_tab[113]
-#define __pyx_n_u_host __pyx_string_tab[114]
-#define __pyx_n_u_iI __pyx_string_tab[115]
-#define __pyx_n_u_in_place __pyx_string_tab[116]
-#define __pyx_n_u_int16 __pyx_string_tab[117]
-#define __pyx_n_u_int32 __pyx_string_tab[118]
-#define __pyx_n_u_int64 __pyx_string_tab[119]
-#define __pyx_n_u_int8 __pyx_string_tab[120]
-#define __pyx_n_u_items __pyx_string_tab[121]
-#define __pyx_n_u_itemsize __pyx_string_tab[122]
-#define __pyx_n_u_kind __pyx_string_tab[123]
-#define __pyx_n_u_lL __pyx_string_tab[124]
-#define __pyx_n_u_little __pyx_string_tab[125]
-#define __pyx_n_u_longdouble __pyx_string_tab[126]
-#define __pyx_n_u_mask __pyx_string_tab[127]
-#define __pyx_n_u_modules __pyx_string_tab[128]
-#define __pyx_n_u_nN __pyx_string_tab[129]
-#define __pyx_n_u_name __pyx_string_tab[130]
-#define __pyx_n_u_ndarray __pyx_string_tab[131]
-#define __pyx_n_u_num __pyx_string_tab[132]
-#define __pyx_n_u_numpy __pyx_string_tab[133]
-#define __pyx_n_u_obj __pyx_string_tab[134]
-#define __pyx_n_u_oneapi __pyx_string_tab[135]
-#define __pyx_n_u_p __pyx_string_tab[136]
-#define __pyx_n_u_pP __pyx_string_tab[137]
-#define __pyx_n_u_pop __pyx_string_tab[138]
-#define __pyx_n_u_ptr __pyx_string_tab[139]
-#define __pyx_n_u_qQ __pyx_string_tab[140]
-#define __pyx_n_u_readonly __pyx_string_tab[141]
-#define __pyx_n_u_recv __pyx_string_tab[142]
-#define __pyx_n_u_recvbuf __pyx_string_tab[143]
-#define __pyx_n_u_register_mpi __pyx_string_tab[144]
-#define __pyx_n_u_reshape __pyx_string_tab[145]
-#define __pyx_n_u_self __pyx_string_tab[146]
-#define __pyx_n_u_send __pyx_string_tab[147]
-#define __pyx_n_u_sendbuf __pyx_string_tab[148]
-#define __pyx_n_u_setdefault __pyx_string_tab[149]
-#define __pyx_n_u_shape __pyx_string_tab[150]
-#define __pyx_n_u_span __pyx_string_tab[151]
-#define __pyx_n_u_strides __pyx_string_tab[152]
-#define __pyx_n_u_sys __pyx_string_tab[153]
-#define __pyx_n_u_uint16 __pyx_string_tab[154]
-#define __pyx_n_u_uint32 __pyx_string_tab[155]
-#define __pyx_n_u_uint64 __pyx_string_tab[156]
-#define __pyx_n_u_uint8 __pyx_string_tab[157]
-#define __pyx_n_u_unknown __pyx_string_tab[158]
-#define __pyx_n_u_values __pyx_string_tab[159]
-#define __pyx_n_u_writable __pyx_string_tab[160]
-#define __pyx_kp_b_PyObject_int_int_PyObject_int_Py __pyx_string_tab[161]
-#define __pyx_n_b_i __pyx_string_tab[162]
-#define __pyx_kp_b_iso88591_Q __pyx_string_tab[163]
-#define __pyx_kp_b_iso88591_HA_Ya_q_7_q_6_1F_6_A_AQa_AQa __pyx_string_tab[164]
-#define __pyx_kp_b_iso88591_D_A_1 __pyx_string_tab[165]
-#define __pyx_kp_b_iso88591_1E_z_t6_hiuATQZZbbgghhllm_d_t_l __pyx_string_tab[166]
+#define __pyx_kp_u_Type_of_IN_PLACE_the_operand_lie __pyx_string_tab[37]
+#define __pyx_kp_u_build_cython_hetccl__buffer_pyx __pyx_string_tab[38]
+#define __pyx_kp_u_count_per_block __pyx_string_tab[39]
+#define __pyx_kp_u_disable __pyx_string_tab[40]
+#define __pyx_kp_u_enable __pyx_string_tab[41]
+#define __pyx_kp_u_format __pyx_string_tab[42]
+#define __pyx_kp_u_gc __pyx_string_tab[43]
+#define __pyx_kp_u_hetccl_IN_PLACE __pyx_string_tab[44]
+#define __pyx_kp_u_isenabled __pyx_string_tab[45]
+#define __pyx_kp_u_self_read_cannot_be_converted_to __pyx_string_tab[46]
+#define __pyx_n_u_D __pyx_string_tab[47]
+#define __pyx_n_u_F __pyx_string_tab[48]
+#define __pyx_n_u_IN_PLACE __pyx_string_tab[49]
+#define __pyx_n_u_InPlace __pyx_string_tab[50]
+#define __pyx_n_u_InPlace___reduce __pyx_string_tab[51]
+#define __pyx_n_u_InPlace___repr __pyx_string_tab[52]
+#define __pyx_n_u_KINDS __pyx_string_tab[53]
+#define __pyx_n_u_Reader __pyx_string_tab[54]
+#define __pyx_n_u_Reader___reduce_cython __pyx_string_tab[55]
+#define __pyx_n_u_Reader___setstate_cython __pyx_string_tab[56]
+#define __pyx_n_u_Zd __pyx_string_tab[57]
+#define __pyx_n_u_Zf __pyx_string_tab[58]
+#define __pyx_n_u_Pyx_PyDict_NextRef __pyx_string_tab[59]
+#define __pyx_n_u_annotate __pyx_string_tab[60]
+#define __pyx_n_u_class_getitem __pyx_string_tab[61]
+#define __pyx_n_u_doc __pyx_string_tab[62]
+#define __pyx_n_u_func __pyx_string_tab[63]
+#define __pyx_n_u_getstate __pyx_string_tab[64]
+#define __pyx_n_u_index __pyx_string_tab[65]
+#define __pyx_n_u_main __pyx_string_tab[66]
+#define __pyx_n_u_metaclass __pyx_string_tab[67]
+#define __pyx_n_u_module __pyx_string_tab[68]
+#define __pyx_n_u_name_2 __pyx_string_tab[69]
+#define __pyx_n_u_prepare __pyx_string_tab[70]
+#define __pyx_n_u_pyx_capi __pyx_string_tab[71]
+#define __pyx_n_u_pyx_state __pyx_string_tab[72]
+#define __pyx_n_u_qualname __pyx_string_tab[73]
+#define __pyx_n_u_reduce __pyx_string_tab[74]
+#define __pyx_n_u_reduce_cython __pyx_string_tab[75]
+#define __pyx_n_u_reduce_ex __pyx_string_tab[76]
+#define __pyx_n_u_repr __pyx_string_tab[77]
+#define __pyx_n_u_set_name __pyx_string_tab[78]
+#define __pyx_n_u_setstate __pyx_string_tab[79]
+#define __pyx_n_u_setstate_cython __pyx_string_tab[80]
+#define __pyx_n_u_test __pyx_string_tab[81]
+#define __pyx_n_u_is_coroutine __pyx_string_tab[82]
+#define __pyx_n_u_num_2 __pyx_string_tab[83]
+#define __pyx_n_u_arange __pyx_string_tab[84]
+#define __pyx_n_u_asyncio_coroutines __pyx_string_tab[85]
+#define __pyx_n_u_bBc __pyx_string_tab[86]
+#define __pyx_n_u_bfloat16 __pyx_string_tab[87]
+#define __pyx_n_u_blocks_2 __pyx_string_tab[88]
+#define __pyx_n_u_bool __pyx_string_tab[89]
+#define __pyx_n_u_bottom __pyx_string_tab[90]
+#define __pyx_n_u_builtins __pyx_string_tab[91]
+#define __pyx_n_u_byteorder __pyx_string_tab[92]
+#define __pyx_n_u_check_overlap __pyx_string_tab[93]
+#define __pyx_n_u_cline_in_traceback __pyx_string_tab[94]
+#define __pyx_n_u_complex128 __pyx_string_tab[95]
+#define __pyx_n_u_complex64 __pyx_string_tab[96]
+#define __pyx_n_u_count __pyx_string_tab[97]
+#define __pyx_n_u_ctypes __pyx_string_tab[98]
+#define __pyx_n_u_cuda __pyx_string_tab[99]
+#define __pyx_n_u_d __pyx_string_tab[100]
+#define __pyx_n_u_data __pyx_string_tab[101]
+#define __pyx_n_u_datatypes __pyx_string_tab[102]
+#define __pyx_n_u_derived __pyx_string_tab[103]
+#define __pyx_n_u_describe __pyx_string_tab[104]
+#define __pyx_n_u_device __pyx_string_tab[105]
+#define __pyx_n_u_displacement __pyx_string_tab[106]
+#define __pyx_n_u_dtype __pyx_string_tab[107]
+#define __pyx_n_u_e __pyx_string_tab[108]
+#define __pyx_n_u_f __pyx_string_tab[109]
+#define __pyx_n_u_flags __pyx_string_tab[110]
+#define __pyx_n_u_float16 __pyx_string_tab[111]
+#define __pyx_n_u_float32 __pyx_string_tab[112]
+#define __pyx_n_u_float64 __pyx_string_tab[113]
+#define __pyx_n_u_float8_e4m3fn __pyx_string_tab[114]
+#define __pyx_n_u_float8_e5m2 __pyx_string_tab[115]
+#define __pyx_n_u_fortran __pyx_string_tab[116]
+#define __pyx_n_u_g __pyx_string_tab[117]
+#define __pyx_n_u_get __pyx_string_tab[118]
+#define __pyx_n_u_hH __pyx_string_tab[119]
+#define __pyx_n_u_handle __pyx_string_tab[120]
+#define __pyx_n_u_handle_of __pyx_string_tab[121]
+#define __pyx_n_u_hasobject __pyx_string_tab[122]
+#define __pyx_n_u_hetccl__buffer __pyx_string_tab[123]
+#define __pyx_n_u_hip __pyx_string_tab[124]
+#define __pyx_n_u_host __pyx_string_tab[125]
+#define __pyx_n_u_iI __pyx_string_tab[126]
+#define __pyx_n_u_in_place __pyx_string_tab[127]
+#define __pyx_n_u_int16 __pyx_string_tab[128]
+#define __pyx_n_u_int32 __pyx_string_tab[129]
+#define __pyx_n_u_int64 __pyx_string_tab[130]
+#define __pyx_n_u_int8 __pyx_string_tab[131]
+#define __pyx_n_u_items __pyx_string_tab[132]
+#define __pyx_n_u_itemsize __pyx_string_tab[133]
+#define __pyx_n_u_kind __pyx_string_tab[134]
+#define __pyx_n_u_lL __pyx_string_tab[135]
+#define __pyx_n_u_little __pyx_string_tab[136]
+#define __pyx_n_u_longdouble __pyx_string_tab[137]
+#define __pyx_n_u_mask __pyx_string_tab[138]
+#define __pyx_n_u_modules __pyx_string_tab[139]
+#define __pyx_n_u_nN __pyx_string_tab[140]
+#define __pyx_n_u_name __pyx_string_tab[141]
+#define __pyx_n_u_ndarray __pyx_string_tab[142]
+#define __pyx_n_u_num __pyx_string_tab[143]
+#define __pyx_n_u_numpy __pyx_string_tab[144]
+#define __pyx_n_u_obj __pyx_string_tab[145]
+#define __pyx_n_u_oneapi __pyx_string_tab[146]
+#define __pyx_n_u_p __pyx_string_tab[147]
+#define __pyx_n_u_pP __pyx_string_tab[148]
+#define __pyx_n_u_pop __pyx_string_tab[149]
+#define __pyx_n_u_ptr __pyx_string_tab[150]
+#define __pyx_n_u_qQ __pyx_string_tab[151]
+#define __pyx_n_u_readonly __pyx_string_tab[152]
+#define __pyx_n_u_recv __pyx_string_tab[153]
+#define __pyx_n_u_recvbuf __pyx_string_tab[154]
+#define __pyx_n_u_register_mpi __pyx_string_tab[155]
+#define __pyx_n_u_reshape __pyx_string_tab[156]
+#define __pyx_n_u_self __pyx_string_tab[157]
+#define __pyx_n_u_send __pyx_string_tab[158]
+#define __pyx_n_u_sendbuf __pyx_string_tab[159]
+#define __pyx_n_u_setdefault __pyx_string_tab[160]
+#define __pyx_n_u_shape __pyx_string_tab[161]
+#define __pyx_n_u_span __pyx_string_tab[162]
+#define __pyx_n_u_strides __pyx_string_tab[163]
+#define __pyx_n_u_sys __pyx_string_tab[164]
+#define __pyx_n_u_uint16 __pyx_string_tab[165]
+#define __pyx_n_u_uint32 __pyx_string_tab[166]
+#define __pyx_n_u_uint64 __pyx_string_tab[167]
+#define __pyx_n_u_uint8 __pyx_string_tab[168]
+#define __pyx_n_u_unknown __pyx_string_tab[169]
+#define __pyx_n_u_values __pyx_string_tab[170]
+#define __pyx_n_u_writable __pyx_string_tab[171]
+#define __pyx_kp_b_PyObject_int_int_PyObject_int_Py __pyx_string_tab[172]
+#define __pyx_n_b_i __pyx_string_tab[173]
+#define __pyx_kp_b_iso88591_Q __pyx_string_tab[174]
+#define __pyx_kp_b_iso88591_HA_Ya_q_7_q_6_1F_6_A_AQa_AQa __pyx_string_tab[175]
+#define __pyx_kp_b_iso88591_AXU_6_XXYfA_A_1 __pyx_string_tab[176]
+#define __pyx_kp_b_iso88591_A_q __pyx_string_tab[177]
+#define __pyx_kp_b_iso88591_1E_z_t6_hiuATQZZbbgghhllm_d_t_l __pyx_string_tab[178]
 #define __pyx_int_0 __pyx_number_tab[0]
 #define __pyx_int_1 __pyx_number_tab[1]
 #define __pyx_int_2 __pyx_number_tab[2]
@@ -3461,8 +3530,8 @@ static CYTHON_SMALL_CODE int __pyx_m_clear(PyObject *m) {
   Py_CLEAR(clear_module_state->__pyx_umethod_PyDict_Type_values.method);
   for (int i=0; i<2; ++i) { Py_CLEAR(clear_module_state->__pyx_slice[i]); }
   for (int i=0; i<7; ++i) { Py_CLEAR(clear_module_state->__pyx_tuple[i]); }
-  for (int i=0; i<5; ++i) { Py_CLEAR(clear_module_state->__pyx_codeobj_tab[i]); }
-  for (int i=0; i<167; ++i) { Py_CLEAR(clear_module_state->__pyx_string_tab[i]); }
+  for (int i=0; i<7; ++i) { Py_CLEAR(clear_module_state->__pyx_codeobj_tab[i]); }
+  for (int i=0; i<179; ++i) { Py_CLEAR(clear_module_state->__pyx_string_tab[i]); }
   for (int i=0; i<10; ++i) { Py_CLEAR(clear_module_state->__pyx_number_tab[i]); }
 /* #### Code section: module_state_clear_contents ### */
 /* CommonTypesMetaclass.module_state_clear */
@@ -3495,8 +3564,8 @@ static CYTHON_SMALL_CODE int __pyx_m_traverse(PyObject *m, visitproc visit, void
   Py_VISIT(traverse_module_state->__pyx_umethod_PyDict_Type_values.method);
   for (int i=0; i<2; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_slice[i]); }
   for (int i=0; i<7; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_tuple[i]); }
-  for (int i=0; i<5; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_codeobj_tab[i]); }
-  for (int i=0; i<167; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_string_tab[i]); }
+  for (int i=0; i<7; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_codeobj_tab[i]); }
+  for (int i=0; i<179; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_string_tab[i]); }
   for (int i=0; i<10; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_number_tab[i]); }
 /* #### Code section: module_state_traverse_contents ### */
 /* CommonTypesMetaclass.module_state_traverse */
@@ -11008,27 +11077,309 @@ static int __pyx_f_6hetccl_7_buffer_span_check_overlap(__pyx_t_6hetccl_7_buffer_
   return __pyx_r;
 }
 
-/* "hetccl/_buffer.pyx":465
+/* "hetccl/_buffer.pyx":468
+ *     """Type of IN_PLACE: the operand lies where the result goes. MPI.IN_PLACE is accepted in its place."""
+ * 
+ *     def __repr__(self):             # <<<<<<<<<<<<<<
+ *         return "hetccl.IN_PLACE"
+ * 
+*/
+
+/* Python wrapper */
+static PyObject *__pyx_pw_6hetccl_7_buffer_7InPlace_1__repr__(PyObject *__pyx_self, 
+#if CYTHON_VECTORCALL
+PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
+#else
+PyObject *__pyx_args, PyObject *__pyx_kwds
+#endif
+); /*proto*/
+PyDoc_STRVAR(__pyx_doc_6hetccl_7_buffer_7InPlace___repr__, "InPlace.__repr__(self)");
+static PyMethodDef __pyx_mdef_6hetccl_7_buffer_7InPlace_1__repr__ = {"__repr__", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_6hetccl_7_buffer_7InPlace_1__repr__, __Pyx_METH_FASTCALL|METH_KEYWORDS, __pyx_doc_6hetccl_7_buffer_7InPlace___repr__};
+static PyObject *__pyx_pw_6hetccl_7_buffer_7InPlace_1__repr__(PyObject *__pyx_self, 
+#if CYTHON_VECTORCALL
+PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
+#else
+PyObject *__pyx_args, PyObject *__pyx_kwds
+#endif
+) {
+  CYTHON_UNUSED PyObject *__pyx_v_self = 0;
+  #if !CYTHON_VECTORCALL
+  CYTHON_UNUSED Py_ssize_t __pyx_nargs;
+  #endif
+  CYTHON_UNUSED PyObject *const *__pyx_kwvalues;
+  PyObject* values[1] = {0};
+  int __pyx_lineno = 0;
+  const char *__pyx_filename = NULL;
+  int __pyx_clineno = 0;
+  PyObject *__pyx_r = 0;
+  __Pyx_RefNannyDeclarations
+  __Pyx_RefNannySetupContext("__repr__ (wrapper)", 0);
+  #if !CYTHON_VECTORCALL
+  #if CYTHON_ASSUME_SAFE_SIZE
+  __pyx_nargs = PyTuple_GET_SIZE(__pyx_args);
+  #else
+  __pyx_nargs = PyTuple_Size(__pyx_args); if (unlikely(__pyx_nargs < 0)) return NULL;
+  #endif
+  #endif
+  __pyx_kwvalues = __Pyx_KwValues_FASTCALL(__pyx_args, __pyx_nargs);
+  {
+    PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_self,0};
+    const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 468, __pyx_L3_error)
+    if (__pyx_kwds_len > 0) {
+      switch (__pyx_nargs) {
+        case  1:
+        values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 468, __pyx_L3_error)
+        CYTHON_FALLTHROUGH;
+        case  0: break;
+        default: goto __pyx_L5_argtuple_error;
+      }
+      const Py_ssize_t kwd_pos_args = __pyx_nargs;
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "__repr__", 0) < (0)) __PYX_ERR(0, 468, __pyx_L3_error)
+      for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("__repr__", 1, 1, 1, i); __PYX_ERR(0, 468, __pyx_L3_error) }
+      }
+    } else if (unlikely(__pyx_nargs != 1)) {
+      goto __pyx_L5_argtuple_error;
+    } else {
+      values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 468, __pyx_L3_error)
+    }
+    __pyx_v_self = values[0];
+  }
+  goto __pyx_L6_skip;
+  __pyx_L5_argtuple_error:;
+  __Pyx_RaiseArgtupleInvalid("__repr__", 1, 1, 1, __pyx_nargs); __PYX_ERR(0, 468, __pyx_L3_error)
+  __pyx_L6_skip:;
+  goto __pyx_L4_argument_unpacking_done;
+  __pyx_L3_error:;
+  for (Py_ssize_t __pyx_temp=0; __pyx_temp < (Py_ssize_t)(sizeof(values)/sizeof(values[0])); ++__pyx_temp) {
+    Py_XDECREF(values[__pyx_temp]);
+  }
+  __Pyx_AddTraceback("hetccl._buffer.InPlace.__repr__", __pyx_clineno, __pyx_lineno, __pyx_filename);
+  __Pyx_RefNannyFinishContext();
+  return NULL;
+  __pyx_L4_argument_unpacking_done:;
+  __pyx_r = __pyx_pf_6hetccl_7_buffer_7InPlace___repr__(__pyx_self, __pyx_v_self);
+
+  /* function exit code */
+  for (Py_ssize_t __pyx_temp=0; __pyx_temp < (Py_ssize_t)(sizeof(values)/sizeof(values[0])); ++__pyx_temp) {
+    Py_XDECREF(values[__pyx_temp]);
+  }
+  __Pyx_RefNannyFinishContext();
+  return __pyx_r;
+}
+
+static PyObject *__pyx_pf_6hetccl_7_buffer_7InPlace___repr__(CYTHON_UNUSED PyObject *__pyx_self, CYTHON_UNUSED PyObject *__pyx_v_self) {
+  PyObject *__pyx_r = NULL;
+  __Pyx_RefNannyDeclarations
+  __Pyx_RefNannySetupContext("__repr__", 0);
+
+  /* "hetccl/_buffer.pyx":469
+ * 
+ *     def __repr__(self):
+ *         return "hetccl.IN_PLACE"             # <<<<<<<<<<<<<<
+ * 
+ *     def __reduce__(self):
+*/
+  {
+    PyObject *__pyx_temp;
+    {
+      __pyx_temp = __pyx_r;
+      __Pyx_INCREF(__pyx_mstate_global->__pyx_kp_u_hetccl_IN_PLACE);
+      __pyx_r = __pyx_mstate_global->__pyx_kp_u_hetccl_IN_PLACE;
+    }
+    __Pyx_XDECREF(__pyx_temp);
+  }
+  goto __pyx_L0;
+
+  /* "hetccl/_buffer.pyx":468
+ *     """Type of IN_PLACE: the operand lies where the result goes. MPI.IN_PLACE is accepted in its place."""
+ * 
+ *     def __repr__(self):             # <<<<<<<<<<<<<<
+ *         return "hetccl.IN_PLACE"
+ * 
+*/
+
+  /* function exit code */
+  __pyx_L0:;
+  __Pyx_XGIVEREF(__pyx_r);
+  __Pyx_RefNannyFinishContext();
+  return __pyx_r;
+}
+
+/* "hetccl/_buffer.pyx":471
+ *         return "hetccl.IN_PLACE"
+ * 
+ *     def __reduce__(self):             # <<<<<<<<<<<<<<
+ *         return "IN_PLACE"
+ * 
+*/
+
+/* Python wrapper */
+static PyObject *__pyx_pw_6hetccl_7_buffer_7InPlace_3__reduce__(PyObject *__pyx_self, 
+#if CYTHON_VECTORCALL
+PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
+#else
+PyObject *__pyx_args, PyObject *__pyx_kwds
+#endif
+); /*proto*/
+PyDoc_STRVAR(__pyx_doc_6hetccl_7_buffer_7InPlace_2__reduce__, "InPlace.__reduce__(self)");
+static PyMethodDef __pyx_mdef_6hetccl_7_buffer_7InPlace_3__reduce__ = {"__reduce__", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_6hetccl_7_buffer_7InPlace_3__reduce__, __Pyx_METH_FASTCALL|METH_KEYWORDS, __pyx_doc_6hetccl_7_buffer_7InPlace_2__reduce__};
+static PyObject *__pyx_pw_6hetccl_7_buffer_7InPlace_3__reduce__(PyObject *__pyx_self, 
+#if CYTHON_VECTORCALL
+PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
+#else
+PyObject *__pyx_args, PyObject *__pyx_kwds
+#endif
+) {
+  CYTHON_UNUSED PyObject *__pyx_v_self = 0;
+  #if !CYTHON_VECTORCALL
+  CYTHON_UNUSED Py_ssize_t __pyx_nargs;
+  #endif
+  CYTHON_UNUSED PyObject *const *__pyx_kwvalues;
+  PyObject* values[1] = {0};
+  int __pyx_lineno = 0;
+  const char *__pyx_filename = NULL;
+  int __pyx_clineno = 0;
+  PyObject *__pyx_r = 0;
+  __Pyx_RefNannyDeclarations
+  __Pyx_RefNannySetupContext("__reduce__ (wrapper)", 0);
+  #if !CYTHON_VECTORCALL
+  #if CYTHON_ASSUME_SAFE_SIZE
+  __pyx_nargs = PyTuple_GET_SIZE(__pyx_args);
+  #else
+  __pyx_nargs = PyTuple_Size(__pyx_args); if (unlikely(__pyx_nargs < 0)) return NULL;
+  #endif
+  #endif
+  __pyx_kwvalues = __Pyx_KwValues_FASTCALL(__pyx_args, __pyx_nargs);
+  {
+    PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_self,0};
+    const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 471, __pyx_L3_error)
+    if (__pyx_kwds_len > 0) {
+      switch (__pyx_nargs) {
+        case  1:
+        values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 471, __pyx_L3_error)
+        CYTHON_FALLTHROUGH;
+        case  0: break;
+        default: goto __pyx_L5_argtuple_error;
+      }
+      const Py_ssize_t kwd_pos_args = __pyx_nargs;
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "__reduce__", 0) < (0)) __PYX_ERR(0, 471, __pyx_L3_error)
+      for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("__reduce__", 1, 1, 1, i); __PYX_ERR(0, 471, __pyx_L3_error) }
+      }
+    } else if (unlikely(__pyx_nargs != 1)) {
+      goto __pyx_L5_argtuple_error;
+    } else {
+      values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 471, __pyx_L3_error)
+    }
+    __pyx_v_self = values[0];
+  }
+  goto __pyx_L6_skip;
+  __pyx_L5_argtuple_error:;
+  __Pyx_RaiseArgtupleInvalid("__reduce__", 1, 1, 1, __pyx_nargs); __PYX_ERR(0, 471, __pyx_L3_error)
+  __pyx_L6_skip:;
+  goto __pyx_L4_argument_unpacking_done;
+  __pyx_L3_error:;
+  for (Py_ssize_t __pyx_temp=0; __pyx_temp < (Py_ssize_t)(sizeof(values)/sizeof(values[0])); ++__pyx_temp) {
+    Py_XDECREF(values[__pyx_temp]);
+  }
+  __Pyx_AddTraceback("hetccl._buffer.InPlace.__reduce__", __pyx_clineno, __pyx_lineno, __pyx_filename);
+  __Pyx_RefNannyFinishContext();
+  return NULL;
+  __pyx_L4_argument_unpacking_done:;
+  __pyx_r = __pyx_pf_6hetccl_7_buffer_7InPlace_2__reduce__(__pyx_self, __pyx_v_self);
+
+  /* function exit code */
+  for (Py_ssize_t __pyx_temp=0; __pyx_temp < (Py_ssize_t)(sizeof(values)/sizeof(values[0])); ++__pyx_temp) {
+    Py_XDECREF(values[__pyx_temp]);
+  }
+  __Pyx_RefNannyFinishContext();
+  return __pyx_r;
+}
+
+static PyObject *__pyx_pf_6hetccl_7_buffer_7InPlace_2__reduce__(CYTHON_UNUSED PyObject *__pyx_self, CYTHON_UNUSED PyObject *__pyx_v_self) {
+  PyObject *__pyx_r = NULL;
+  __Pyx_RefNannyDeclarations
+  __Pyx_RefNannySetupContext("__reduce__", 0);
+
+  /* "hetccl/_buffer.pyx":472
+ * 
+ *     def __reduce__(self):
+ *         return "IN_PLACE"             # <<<<<<<<<<<<<<
+ * 
+ * 
+*/
+  {
+    PyObject *__pyx_temp;
+    {
+      __pyx_temp = __pyx_r;
+      __Pyx_INCREF(__pyx_mstate_global->__pyx_n_u_IN_PLACE);
+      __pyx_r = __pyx_mstate_global->__pyx_n_u_IN_PLACE;
+    }
+    __Pyx_XDECREF(__pyx_temp);
+  }
+  goto __pyx_L0;
+
+  /* "hetccl/_buffer.pyx":471
+ *         return "hetccl.IN_PLACE"
+ * 
+ *     def __reduce__(self):             # <<<<<<<<<<<<<<
+ *         return "IN_PLACE"
+ * 
+*/
+
+  /* function exit code */
+  __pyx_L0:;
+  __Pyx_XGIVEREF(__pyx_r);
+  __Pyx_RefNannyFinishContext();
+  return __pyx_r;
+}
+
+/* "hetccl/_buffer.pyx":478
  * 
  * 
  * cdef bint is_in_place(object obj) noexcept:             # <<<<<<<<<<<<<<
- *     return obj is None or obj is mpi_in_place
+ *     return obj is None or obj is IN_PLACE or obj is mpi_in_place
  * 
 */
 
 static int __pyx_f_6hetccl_7_buffer_is_in_place(PyObject *__pyx_v_obj) {
   int __pyx_r;
+  __Pyx_RefNannyDeclarations
   int __pyx_t_1;
   int __pyx_t_2;
+  PyObject *__pyx_t_3 = NULL;
+  int __pyx_lineno = 0;
+  const char *__pyx_filename = NULL;
+  int __pyx_clineno = 0;
+  __Pyx_RefNannySetupContext("is_in_place", 0);
 
-  /* "hetccl/_buffer.pyx":466
+  /* "hetccl/_buffer.pyx":479
  * 
  * cdef bint is_in_place(object obj) noexcept:
- *     return obj is None or obj is mpi_in_place             # <<<<<<<<<<<<<<
+ *     return obj is None or obj is IN_PLACE or obj is mpi_in_place             # <<<<<<<<<<<<<<
  * 
  * 
 */
   __pyx_t_2 = (__pyx_v_obj == Py_None);
+  if (!__pyx_t_2) {
+
+  } else {
+
+    __pyx_t_1 = __pyx_t_2;
+
+    goto __pyx_L3_bool_binop_done;
+  }
+  __Pyx_GetModuleGlobalName(__pyx_t_3, __pyx_mstate_global->__pyx_n_u_IN_PLACE); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 479, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_3);
+  __pyx_t_2 = (__pyx_v_obj == __pyx_t_3);
+  __Pyx_DECREF(__pyx_t_3); __pyx_t_3 = 0;
   if (!__pyx_t_2) {
 
   } else {
@@ -11047,21 +11398,26 @@ static int __pyx_f_6hetccl_7_buffer_is_in_place(PyObject *__pyx_v_obj) {
   }
   goto __pyx_L0;
 
-  /* "hetccl/_buffer.pyx":465
+  /* "hetccl/_buffer.pyx":478
  * 
  * 
  * cdef bint is_in_place(object obj) noexcept:             # <<<<<<<<<<<<<<
- *     return obj is None or obj is mpi_in_place
+ *     return obj is None or obj is IN_PLACE or obj is mpi_in_place
  * 
 */
 
   /* function exit code */
+  __pyx_L1_error:;
+  __Pyx_XDECREF(__pyx_t_3);
+  __Pyx_WriteUnraisable("hetccl._buffer.is_in_place", __pyx_clineno, __pyx_lineno, __pyx_filename, 1, 0);
+  __pyx_r = 0;
   __pyx_L0:;
 
+  __Pyx_RefNannyFinishContext();
   return __pyx_r;
 }
 
-/* "hetccl/_buffer.pyx":474
+/* "hetccl/_buffer.pyx":487
  * 
  * 
  * def register_mpi(datatypes, handle_of, in_place, bottom):             # <<<<<<<<<<<<<<
@@ -11077,7 +11433,7 @@ PyObject *const *__pyx_args, Py_ssize_t __pyx_nargs, PyObject *__pyx_kwds
 PyObject *__pyx_args, PyObject *__pyx_kwds
 #endif
 ); /*proto*/
-PyDoc_STRVAR(__pyx_doc_6hetccl_7_buffer_register_mpi, "register_mpi(datatypes, handle_of, in_place, bottom)\n\nTell the parser what the bootstrap learnt from mpi4py; this module imports neither.\n\ndatatypes : dict, MPI datatype handle (int) -> dtype number (include/hetccl/abi.h)\nhandle_of : callable, MPI.Datatype -> handle; TypeError for anything without a handle\nin_place, bottom : MPI.IN_PLACE, MPI.BOTTOM");
+PyDoc_STRVAR(__pyx_doc_6hetccl_7_buffer_register_mpi, "register_mpi(datatypes, handle_of, in_place, bottom)\n\nTell the parser what the bootstrap learnt from mpi4py; this module imports neither.\n\ndatatypes : dict, MPI datatype handle (int) -> NumPy\047s name of it (\"float32\")\nhandle_of : callable, MPI.Datatype -> handle; TypeError for anything without a handle\nin_place, bottom : MPI.IN_PLACE, MPI.BOTTOM");
 static PyMethodDef __pyx_mdef_6hetccl_7_buffer_1register_mpi = {"register_mpi", (PyCFunction)(void(*)(void))(__Pyx_PyCFunction_FastCallWithKeywords)__pyx_pw_6hetccl_7_buffer_1register_mpi, __Pyx_METH_FASTCALL|METH_KEYWORDS, __pyx_doc_6hetccl_7_buffer_register_mpi};
 static PyObject *__pyx_pw_6hetccl_7_buffer_1register_mpi(PyObject *__pyx_self, 
 #if CYTHON_VECTORCALL
@@ -11112,44 +11468,44 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_datatypes,&__pyx_mstate_global->__pyx_n_u_handle_of,&__pyx_mstate_global->__pyx_n_u_in_place,&__pyx_mstate_global->__pyx_n_u_bottom,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 474, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 487, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  4:
         values[3] = __Pyx_ArgRef_FASTCALL(__pyx_args, 3);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 474, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 487, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  3:
         values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 474, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 487, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 474, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 487, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 474, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 487, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "register_mpi", 0) < (0)) __PYX_ERR(0, 474, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "register_mpi", 0) < (0)) __PYX_ERR(0, 487, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 4; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("register_mpi", 1, 4, 4, i); __PYX_ERR(0, 474, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("register_mpi", 1, 4, 4, i); __PYX_ERR(0, 487, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 4)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 474, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 487, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 474, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 487, __pyx_L3_error)
       values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 474, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 487, __pyx_L3_error)
       values[3] = __Pyx_ArgRef_FASTCALL(__pyx_args, 3);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 474, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 487, __pyx_L3_error)
     }
     __pyx_v_datatypes = values[0];
     __pyx_v_handle_of = values[1];
@@ -11158,7 +11514,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("register_mpi", 1, 4, 4, __pyx_nargs); __PYX_ERR(0, 474, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("register_mpi", 1, 4, 4, __pyx_nargs); __PYX_ERR(0, 487, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -11180,40 +11536,80 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
 }
 
 static PyObject *__pyx_pf_6hetccl_7_buffer_register_mpi(CYTHON_UNUSED PyObject *__pyx_self, PyObject *__pyx_v_datatypes, PyObject *__pyx_v_handle_of, PyObject *__pyx_v_in_place, PyObject *__pyx_v_bottom) {
+  PyObject *__pyx_8genexpr2__pyx_v_handle = NULL;
+  PyObject *__pyx_8genexpr2__pyx_v_name = NULL;
   PyObject *__pyx_r = NULL;
   __Pyx_RefNannyDeclarations
   PyObject *__pyx_t_1 = NULL;
   PyObject *__pyx_t_2 = NULL;
-  size_t __pyx_t_3;
+  Py_ssize_t __pyx_t_3;
+  Py_ssize_t __pyx_t_4;
+  int __pyx_t_5;
+  PyObject *__pyx_t_6 = NULL;
+  PyObject *__pyx_t_7 = NULL;
+  int __pyx_t_8;
   int __pyx_lineno = 0;
   const char *__pyx_filename = NULL;
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("register_mpi", 0);
 
-  /* "hetccl/_buffer.pyx":482
+  /* "hetccl/_buffer.pyx":495
  *     """
  *     global mpi_datatypes, mpi_handle_of, mpi_in_place, mpi_bottom
- *     mpi_datatypes = dict(datatypes)             # <<<<<<<<<<<<<<
+ *     mpi_datatypes = {handle: named[name] for handle, name in datatypes.items()}             # <<<<<<<<<<<<<<
  *     mpi_handle_of = handle_of
  *     mpi_in_place = in_place
 */
-  __pyx_t_2 = NULL;
-  __pyx_t_3 = 1;
-  {
-    PyObject *__pyx_callargs[2] = {__pyx_t_2, __pyx_v_datatypes};
-    __pyx_t_1 = __Pyx_PyObject_FastCall((PyObject*)(&PyDict_Type), __pyx_callargs+__pyx_t_3, (2-__pyx_t_3) | (__pyx_t_3*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
-    __Pyx_XDECREF(__pyx_t_2); __pyx_t_2 = 0;
-    if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 482, __pyx_L1_error)
+  { /* enter inner scope */
+    __pyx_t_1 = PyDict_New(); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 495, __pyx_L5_error)
     __Pyx_GOTREF(__pyx_t_1);
-  }
+    __pyx_t_3 = 0;
+    if (unlikely(__pyx_v_datatypes == Py_None)) {
+      PyErr_Format(PyExc_AttributeError, "\047NoneType\047 object has no attribute \047%.30s\047", "items");
+      __PYX_ERR(0, 495, __pyx_L5_error)
+    }
+    __pyx_t_6 = __Pyx_dict_iterator(__pyx_v_datatypes, 0, __pyx_mstate_global->__pyx_n_u_items, (&__pyx_t_4), (&__pyx_t_5)); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 495, __pyx_L5_error)
+    __Pyx_GOTREF(__pyx_t_6);
+    __Pyx_XDECREF(__pyx_t_2);
+    __pyx_t_2 = __pyx_t_6;
+    __pyx_t_6 = 0;
+    while (1) {
+      __pyx_t_8 = __Pyx_dict_iter_next(__pyx_t_2, __pyx_t_4, &__pyx_t_3, &__pyx_t_6, &__pyx_t_7, NULL, __pyx_t_5);
+      if (unlikely(__pyx_t_8 == 0)) break;
+      if (unlikely(__pyx_t_8 == -1)) __PYX_ERR(0, 495, __pyx_L5_error)
+      __Pyx_GOTREF(__pyx_t_6);
+      __Pyx_GOTREF(__pyx_t_7);
+      __Pyx_XDECREF_SET(__pyx_8genexpr2__pyx_v_handle, __pyx_t_6);
+      __pyx_t_6 = 0;
+      __Pyx_XDECREF_SET(__pyx_8genexpr2__pyx_v_name, __pyx_t_7);
+      __pyx_t_7 = 0;
+      if (unlikely(__pyx_v_6hetccl_7_buffer_named == Py_None)) {
+        PyErr_SetString(PyExc_TypeError, "\047NoneType\047 object is not subscriptable");
+        __PYX_ERR(0, 495, __pyx_L5_error)
+      }
+      __pyx_t_7 = __Pyx_PyDict_GetItem(__pyx_v_6hetccl_7_buffer_named, __pyx_8genexpr2__pyx_v_name); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 495, __pyx_L5_error)
+      __Pyx_GOTREF(__pyx_t_7);
+      if (unlikely(PyDict_SetItem(__pyx_t_1, __pyx_8genexpr2__pyx_v_handle, __pyx_t_7))) __PYX_ERR(0, 495, __pyx_L5_error)
+      __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
+    }
+    __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
+    __Pyx_XDECREF(__pyx_8genexpr2__pyx_v_handle); __pyx_8genexpr2__pyx_v_handle = 0;
+    __Pyx_XDECREF(__pyx_8genexpr2__pyx_v_name); __pyx_8genexpr2__pyx_v_name = 0;
+    goto __pyx_L8_exit_scope;
+    __pyx_L5_error:;
+    __Pyx_XDECREF(__pyx_8genexpr2__pyx_v_handle); __pyx_8genexpr2__pyx_v_handle = 0;
+    __Pyx_XDECREF(__pyx_8genexpr2__pyx_v_name); __pyx_8genexpr2__pyx_v_name = 0;
+    goto __pyx_L1_error;
+    __pyx_L8_exit_scope:;
+  } /* exit inner scope */
   __Pyx_XGOTREF(__pyx_v_6hetccl_7_buffer_mpi_datatypes);
   __Pyx_DECREF_SET(__pyx_v_6hetccl_7_buffer_mpi_datatypes, ((PyObject*)__pyx_t_1));
   __Pyx_GIVEREF(__pyx_t_1);
   __pyx_t_1 = 0;
 
-  /* "hetccl/_buffer.pyx":483
+  /* "hetccl/_buffer.pyx":496
  *     global mpi_datatypes, mpi_handle_of, mpi_in_place, mpi_bottom
- *     mpi_datatypes = dict(datatypes)
+ *     mpi_datatypes = {handle: named[name] for handle, name in datatypes.items()}
  *     mpi_handle_of = handle_of             # <<<<<<<<<<<<<<
  *     mpi_in_place = in_place
  *     mpi_bottom = bottom
@@ -11223,8 +11619,8 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_register_mpi(CYTHON_UNUSED PyObject *
   __Pyx_DECREF_SET(__pyx_v_6hetccl_7_buffer_mpi_handle_of, __pyx_v_handle_of);
   __Pyx_GIVEREF(__pyx_v_handle_of);
 
-  /* "hetccl/_buffer.pyx":484
- *     mpi_datatypes = dict(datatypes)
+  /* "hetccl/_buffer.pyx":497
+ *     mpi_datatypes = {handle: named[name] for handle, name in datatypes.items()}
  *     mpi_handle_of = handle_of
  *     mpi_in_place = in_place             # <<<<<<<<<<<<<<
  *     mpi_bottom = bottom
@@ -11235,7 +11631,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_register_mpi(CYTHON_UNUSED PyObject *
   __Pyx_DECREF_SET(__pyx_v_6hetccl_7_buffer_mpi_in_place, __pyx_v_in_place);
   __Pyx_GIVEREF(__pyx_v_in_place);
 
-  /* "hetccl/_buffer.pyx":485
+  /* "hetccl/_buffer.pyx":498
  *     mpi_handle_of = handle_of
  *     mpi_in_place = in_place
  *     mpi_bottom = bottom             # <<<<<<<<<<<<<<
@@ -11247,7 +11643,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_register_mpi(CYTHON_UNUSED PyObject *
   __Pyx_DECREF_SET(__pyx_v_6hetccl_7_buffer_mpi_bottom, __pyx_v_bottom);
   __Pyx_GIVEREF(__pyx_v_bottom);
 
-  /* "hetccl/_buffer.pyx":474
+  /* "hetccl/_buffer.pyx":487
  * 
  * 
  * def register_mpi(datatypes, handle_of, in_place, bottom):             # <<<<<<<<<<<<<<
@@ -11261,15 +11657,19 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_register_mpi(CYTHON_UNUSED PyObject *
   __pyx_L1_error:;
   __Pyx_XDECREF(__pyx_t_1);
   __Pyx_XDECREF(__pyx_t_2);
+  __Pyx_XDECREF(__pyx_t_6);
+  __Pyx_XDECREF(__pyx_t_7);
   __Pyx_AddTraceback("hetccl._buffer.register_mpi", __pyx_clineno, __pyx_lineno, __pyx_filename);
   __pyx_r = NULL;
   __pyx_L0:;
+  __Pyx_XDECREF(__pyx_8genexpr2__pyx_v_handle);
+  __Pyx_XDECREF(__pyx_8genexpr2__pyx_v_name);
   __Pyx_XGIVEREF(__pyx_r);
   __Pyx_RefNannyFinishContext();
   return __pyx_r;
 }
 
-/* "hetccl/_buffer.pyx":488
+/* "hetccl/_buffer.pyx":501
  * 
  * 
  * def describe(obj, writable=False, blocks=1):             # <<<<<<<<<<<<<<
@@ -11319,44 +11719,44 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_obj,&__pyx_mstate_global->__pyx_n_u_writable,&__pyx_mstate_global->__pyx_n_u_blocks_2,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 488, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 501, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  3:
         values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 488, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 501, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 488, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 501, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 488, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 501, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "describe", 0) < (0)) __PYX_ERR(0, 488, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "describe", 0) < (0)) __PYX_ERR(0, 501, __pyx_L3_error)
       if (!values[1]) values[1] = __Pyx_NewRef(((PyObject *)((PyObject*)Py_False)));
       if (!values[2]) values[2] = __Pyx_NewRef(((PyObject *)((PyObject*)__pyx_mstate_global->__pyx_int_1)));
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("describe", 0, 1, 3, i); __PYX_ERR(0, 488, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("describe", 0, 1, 3, i); __PYX_ERR(0, 501, __pyx_L3_error) }
       }
     } else {
       switch (__pyx_nargs) {
         case  3:
         values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 488, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 501, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 488, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 501, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 488, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 501, __pyx_L3_error)
         break;
         default: goto __pyx_L5_argtuple_error;
       }
@@ -11369,7 +11769,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("describe", 0, 1, 3, __pyx_nargs); __PYX_ERR(0, 488, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("describe", 0, 1, 3, __pyx_nargs); __PYX_ERR(0, 501, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -11413,21 +11813,21 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_2describe(CYTHON_UNUSED PyObject *__p
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("describe", 0);
 
-  /* "hetccl/_buffer.pyx":498
+  /* "hetccl/_buffer.pyx":511
  *     """
  *     cdef Span span
  *     span_of(obj, &span, "obj", writable, blocks)             # <<<<<<<<<<<<<<
  *     try:
  *         return {
 */
-  __pyx_t_1 = __Pyx_PyObject_IsTrue(__pyx_v_writable); if (unlikely((__pyx_t_1 == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 498, __pyx_L1_error)
-  __pyx_t_2 = __Pyx_PyLong_As_int64_t(__pyx_v_blocks); if (unlikely((__pyx_t_2 == ((int64_t)-1)) && PyErr_Occurred())) __PYX_ERR(0, 498, __pyx_L1_error)
-  __pyx_t_3 = __pyx_f_6hetccl_7_buffer_span_of(__pyx_v_obj, (&__pyx_v_span), __pyx_mstate_global->__pyx_n_u_obj, __pyx_t_1, __pyx_t_2); if (unlikely(__pyx_t_3 == ((int)-1))) __PYX_ERR(0, 498, __pyx_L1_error)
+  __pyx_t_1 = __Pyx_PyObject_IsTrue(__pyx_v_writable); if (unlikely((__pyx_t_1 == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 511, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_PyLong_As_int64_t(__pyx_v_blocks); if (unlikely((__pyx_t_2 == ((int64_t)-1)) && PyErr_Occurred())) __PYX_ERR(0, 511, __pyx_L1_error)
+  __pyx_t_3 = __pyx_f_6hetccl_7_buffer_span_of(__pyx_v_obj, (&__pyx_v_span), __pyx_mstate_global->__pyx_n_u_obj, __pyx_t_1, __pyx_t_2); if (unlikely(__pyx_t_3 == ((int)-1))) __PYX_ERR(0, 511, __pyx_L1_error)
 
 
 
 
-  /* "hetccl/_buffer.pyx":499
+  /* "hetccl/_buffer.pyx":512
  *     cdef Span span
  *     span_of(obj, &span, "obj", writable, blocks)
  *     try:             # <<<<<<<<<<<<<<
@@ -11436,70 +11836,70 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_2describe(CYTHON_UNUSED PyObject *__p
 */
   /*try:*/ {
 
-    /* "hetccl/_buffer.pyx":501
+    /* "hetccl/_buffer.pyx":514
  *     try:
  *         return {
  *             "ptr": <uintptr_t> span.ptr, "count": span.count, "dtype": names[span.dtype], "kind": KINDS[span.kind],             # <<<<<<<<<<<<<<
  *             "device": span.device, "itemsize": span.itemsize, "readonly": bool(span.readonly), "fortran": bool(span.fortran),
  *         }
 */
-    __pyx_t_4 = __Pyx_PyDict_NewPresized(8); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 501, __pyx_L4_error)
+    __pyx_t_4 = __Pyx_PyDict_NewPresized(8); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_4);
-    __pyx_t_5 = __Pyx_PyLong_FromSize_t(((uintptr_t)__pyx_v_span.ptr)); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 501, __pyx_L4_error)
+    __pyx_t_5 = __Pyx_PyLong_FromSize_t(((uintptr_t)__pyx_v_span.ptr)); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_5);
-    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_ptr, __pyx_t_5) < (0)) __PYX_ERR(0, 501, __pyx_L4_error)
+    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_ptr, __pyx_t_5) < (0)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
-    __pyx_t_5 = __Pyx_PyLong_From_int64_t(__pyx_v_span.count); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 501, __pyx_L4_error)
+    __pyx_t_5 = __Pyx_PyLong_From_int64_t(__pyx_v_span.count); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_5);
-    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_count, __pyx_t_5) < (0)) __PYX_ERR(0, 501, __pyx_L4_error)
+    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_count, __pyx_t_5) < (0)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
     if (unlikely(__pyx_v_6hetccl_7_buffer_names == Py_None)) {
       PyErr_SetString(PyExc_TypeError, "\047NoneType\047 object is not subscriptable");
-      __PYX_ERR(0, 501, __pyx_L4_error)
+      __PYX_ERR(0, 514, __pyx_L4_error)
     }
-    __pyx_t_5 = __Pyx_PyLong_From_int(__pyx_v_span.dtype); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 501, __pyx_L4_error)
+    __pyx_t_5 = __Pyx_PyLong_From_int(__pyx_v_span.dtype); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_5);
-    __pyx_t_6 = __Pyx_PyDict_GetItem(__pyx_v_6hetccl_7_buffer_names, __pyx_t_5); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 501, __pyx_L4_error)
+    __pyx_t_6 = __Pyx_PyDict_GetItem(__pyx_v_6hetccl_7_buffer_names, __pyx_t_5); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_6);
     __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
-    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_dtype, __pyx_t_6) < (0)) __PYX_ERR(0, 501, __pyx_L4_error)
+    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_dtype, __pyx_t_6) < (0)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
-    __Pyx_GetModuleGlobalName(__pyx_t_6, __pyx_mstate_global->__pyx_n_u_KINDS); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 501, __pyx_L4_error)
+    __Pyx_GetModuleGlobalName(__pyx_t_6, __pyx_mstate_global->__pyx_n_u_KINDS); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_6);
-    __pyx_t_5 = __Pyx_GetItemInt(__pyx_t_6, __pyx_v_span.kind, int, 1, __Pyx_PyLong_From_int, 0, 0, 1, __Pyx_ReferenceSharing_OwnStrongReference); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 501, __pyx_L4_error)
+    __pyx_t_5 = __Pyx_GetItemInt(__pyx_t_6, __pyx_v_span.kind, int, 1, __Pyx_PyLong_From_int, 0, 0, 1, __Pyx_ReferenceSharing_OwnStrongReference); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_5);
     __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
-    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_kind, __pyx_t_5) < (0)) __PYX_ERR(0, 501, __pyx_L4_error)
+    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_kind, __pyx_t_5) < (0)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
 
-    /* "hetccl/_buffer.pyx":502
+    /* "hetccl/_buffer.pyx":515
  *         return {
  *             "ptr": <uintptr_t> span.ptr, "count": span.count, "dtype": names[span.dtype], "kind": KINDS[span.kind],
  *             "device": span.device, "itemsize": span.itemsize, "readonly": bool(span.readonly), "fortran": bool(span.fortran),             # <<<<<<<<<<<<<<
  *         }
  *     finally:
 */
-    __pyx_t_5 = __Pyx_PyLong_From_int(__pyx_v_span.device); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 502, __pyx_L4_error)
+    __pyx_t_5 = __Pyx_PyLong_From_int(__pyx_v_span.device); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 515, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_5);
-    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_device, __pyx_t_5) < (0)) __PYX_ERR(0, 501, __pyx_L4_error)
+    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_device, __pyx_t_5) < (0)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
-    __pyx_t_5 = __Pyx_PyLong_FromSize_t(__pyx_v_span.itemsize); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 502, __pyx_L4_error)
+    __pyx_t_5 = __Pyx_PyLong_FromSize_t(__pyx_v_span.itemsize); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 515, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_5);
-    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_itemsize, __pyx_t_5) < (0)) __PYX_ERR(0, 501, __pyx_L4_error)
+    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_itemsize, __pyx_t_5) < (0)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
     __pyx_t_1 = __pyx_v_span.readonly;
 
-    __pyx_t_5 = __Pyx_PyBool_FromLong((!(!__pyx_t_1))); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 502, __pyx_L4_error)
+    __pyx_t_5 = __Pyx_PyBool_FromLong((!(!__pyx_t_1))); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 515, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_5);
 
-    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_readonly, __pyx_t_5) < (0)) __PYX_ERR(0, 501, __pyx_L4_error)
+    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_readonly, __pyx_t_5) < (0)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
     __pyx_t_1 = __pyx_v_span.fortran;
 
-    __pyx_t_5 = __Pyx_PyBool_FromLong((!(!__pyx_t_1))); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 502, __pyx_L4_error)
+    __pyx_t_5 = __Pyx_PyBool_FromLong((!(!__pyx_t_1))); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 515, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_5);
 
-    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_fortran, __pyx_t_5) < (0)) __PYX_ERR(0, 501, __pyx_L4_error)
+    if (PyDict_SetItem(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_fortran, __pyx_t_5) < (0)) __PYX_ERR(0, 514, __pyx_L4_error)
     __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
     {
       PyObject *__pyx_temp;
@@ -11513,7 +11913,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_2describe(CYTHON_UNUSED PyObject *__p
     goto __pyx_L3_return;
   }
 
-  /* "hetccl/_buffer.pyx":505
+  /* "hetccl/_buffer.pyx":518
  *         }
  *     finally:
  *         span_release(&span)             # <<<<<<<<<<<<<<
@@ -11563,7 +11963,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_2describe(CYTHON_UNUSED PyObject *__p
     }
   }
 
-  /* "hetccl/_buffer.pyx":488
+  /* "hetccl/_buffer.pyx":501
  * 
  * 
  * def describe(obj, writable=False, blocks=1):             # <<<<<<<<<<<<<<
@@ -11585,7 +11985,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_2describe(CYTHON_UNUSED PyObject *__p
   return __pyx_r;
 }
 
-/* "hetccl/_buffer.pyx":508
+/* "hetccl/_buffer.pyx":521
  * 
  * 
  * def check_overlap(sendbuf, recvbuf):             # <<<<<<<<<<<<<<
@@ -11634,39 +12034,39 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_sendbuf,&__pyx_mstate_global->__pyx_n_u_recvbuf,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 508, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 521, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 508, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 521, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 508, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 521, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "check_overlap", 0) < (0)) __PYX_ERR(0, 508, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "check_overlap", 0) < (0)) __PYX_ERR(0, 521, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 2; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("check_overlap", 1, 2, 2, i); __PYX_ERR(0, 508, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("check_overlap", 1, 2, 2, i); __PYX_ERR(0, 521, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 2)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 508, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 521, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 508, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 521, __pyx_L3_error)
     }
     __pyx_v_sendbuf = values[0];
     __pyx_v_recvbuf = values[1];
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("check_overlap", 1, 2, 2, __pyx_nargs); __PYX_ERR(0, 508, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("check_overlap", 1, 2, 2, __pyx_nargs); __PYX_ERR(0, 521, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -11706,7 +12106,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_4check_overlap(CYTHON_UNUSED PyObject
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("check_overlap", 0);
 
-  /* "hetccl/_buffer.pyx":511
+  /* "hetccl/_buffer.pyx":524
  *     """Raise ValueError if the two buffers share memory, as every collective does."""
  *     cdef Span send, recv
  *     send.held = recv.held = HELD_NOTHING             # <<<<<<<<<<<<<<
@@ -11716,7 +12116,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_4check_overlap(CYTHON_UNUSED PyObject
   __pyx_v_send.held = __pyx_e_6hetccl_7_buffer_HELD_NOTHING;
   __pyx_v_recv.held = __pyx_e_6hetccl_7_buffer_HELD_NOTHING;
 
-  /* "hetccl/_buffer.pyx":512
+  /* "hetccl/_buffer.pyx":525
  *     cdef Span send, recv
  *     send.held = recv.held = HELD_NOTHING
  *     send.owner = recv.owner = NULL             # <<<<<<<<<<<<<<
@@ -11726,7 +12126,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_4check_overlap(CYTHON_UNUSED PyObject
   __pyx_v_send.owner = NULL;
   __pyx_v_recv.owner = NULL;
 
-  /* "hetccl/_buffer.pyx":513
+  /* "hetccl/_buffer.pyx":526
  *     send.held = recv.held = HELD_NOTHING
  *     send.owner = recv.owner = NULL
  *     try:             # <<<<<<<<<<<<<<
@@ -11735,38 +12135,38 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_4check_overlap(CYTHON_UNUSED PyObject
 */
   /*try:*/ {
 
-    /* "hetccl/_buffer.pyx":514
+    /* "hetccl/_buffer.pyx":527
  *     send.owner = recv.owner = NULL
  *     try:
  *         span_of(sendbuf, &send, "sendbuf", False, 1)             # <<<<<<<<<<<<<<
  *         span_of(recvbuf, &recv, "recvbuf", True, 1)
  *         span_check_overlap(&send, &recv, "sendbuf", "recvbuf")
 */
-    __pyx_t_1 = __pyx_f_6hetccl_7_buffer_span_of(__pyx_v_sendbuf, (&__pyx_v_send), __pyx_mstate_global->__pyx_n_u_sendbuf, 0, 1); if (unlikely(__pyx_t_1 == ((int)-1))) __PYX_ERR(0, 514, __pyx_L4_error)
+    __pyx_t_1 = __pyx_f_6hetccl_7_buffer_span_of(__pyx_v_sendbuf, (&__pyx_v_send), __pyx_mstate_global->__pyx_n_u_sendbuf, 0, 1); if (unlikely(__pyx_t_1 == ((int)-1))) __PYX_ERR(0, 527, __pyx_L4_error)
 
 
-    /* "hetccl/_buffer.pyx":515
+    /* "hetccl/_buffer.pyx":528
  *     try:
  *         span_of(sendbuf, &send, "sendbuf", False, 1)
  *         span_of(recvbuf, &recv, "recvbuf", True, 1)             # <<<<<<<<<<<<<<
  *         span_check_overlap(&send, &recv, "sendbuf", "recvbuf")
  *     finally:
 */
-    __pyx_t_1 = __pyx_f_6hetccl_7_buffer_span_of(__pyx_v_recvbuf, (&__pyx_v_recv), __pyx_mstate_global->__pyx_n_u_recvbuf, 1, 1); if (unlikely(__pyx_t_1 == ((int)-1))) __PYX_ERR(0, 515, __pyx_L4_error)
+    __pyx_t_1 = __pyx_f_6hetccl_7_buffer_span_of(__pyx_v_recvbuf, (&__pyx_v_recv), __pyx_mstate_global->__pyx_n_u_recvbuf, 1, 1); if (unlikely(__pyx_t_1 == ((int)-1))) __PYX_ERR(0, 528, __pyx_L4_error)
 
 
-    /* "hetccl/_buffer.pyx":516
+    /* "hetccl/_buffer.pyx":529
  *         span_of(sendbuf, &send, "sendbuf", False, 1)
  *         span_of(recvbuf, &recv, "recvbuf", True, 1)
  *         span_check_overlap(&send, &recv, "sendbuf", "recvbuf")             # <<<<<<<<<<<<<<
  *     finally:
  *         span_release(&send)
 */
-    __pyx_t_1 = __pyx_f_6hetccl_7_buffer_span_check_overlap((&__pyx_v_send), (&__pyx_v_recv), __pyx_mstate_global->__pyx_n_u_sendbuf, __pyx_mstate_global->__pyx_n_u_recvbuf); if (unlikely(__pyx_t_1 == ((int)-1))) __PYX_ERR(0, 516, __pyx_L4_error)
+    __pyx_t_1 = __pyx_f_6hetccl_7_buffer_span_check_overlap((&__pyx_v_send), (&__pyx_v_recv), __pyx_mstate_global->__pyx_n_u_sendbuf, __pyx_mstate_global->__pyx_n_u_recvbuf); if (unlikely(__pyx_t_1 == ((int)-1))) __PYX_ERR(0, 529, __pyx_L4_error)
 
   }
 
-  /* "hetccl/_buffer.pyx":518
+  /* "hetccl/_buffer.pyx":531
  *         span_check_overlap(&send, &recv, "sendbuf", "recvbuf")
  *     finally:
  *         span_release(&send)             # <<<<<<<<<<<<<<
@@ -11777,7 +12177,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_4check_overlap(CYTHON_UNUSED PyObject
     /*normal exit:*/{
       __pyx_f_6hetccl_7_buffer_span_release((&__pyx_v_send));
 
-      /* "hetccl/_buffer.pyx":519
+      /* "hetccl/_buffer.pyx":532
  *     finally:
  *         span_release(&send)
  *         span_release(&recv)             # <<<<<<<<<<<<<<
@@ -11803,7 +12203,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_4check_overlap(CYTHON_UNUSED PyObject
       __pyx_t_1 = __pyx_lineno; __pyx_t_2 = __pyx_clineno; __pyx_t_3 = __pyx_filename;
       {
 
-        /* "hetccl/_buffer.pyx":518
+        /* "hetccl/_buffer.pyx":531
  *         span_check_overlap(&send, &recv, "sendbuf", "recvbuf")
  *     finally:
  *         span_release(&send)             # <<<<<<<<<<<<<<
@@ -11812,7 +12212,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_4check_overlap(CYTHON_UNUSED PyObject
 */
         __pyx_f_6hetccl_7_buffer_span_release((&__pyx_v_send));
 
-        /* "hetccl/_buffer.pyx":519
+        /* "hetccl/_buffer.pyx":532
  *     finally:
  *         span_release(&send)
  *         span_release(&recv)             # <<<<<<<<<<<<<<
@@ -11836,7 +12236,7 @@ static PyObject *__pyx_pf_6hetccl_7_buffer_4check_overlap(CYTHON_UNUSED PyObject
     __pyx_L5:;
   }
 
-  /* "hetccl/_buffer.pyx":508
+  /* "hetccl/_buffer.pyx":521
  * 
  * 
  * def check_overlap(sendbuf, recvbuf):             # <<<<<<<<<<<<<<
@@ -12667,134 +13067,212 @@ __Pyx_RefNannySetupContext("PyInit__buffer", 0);
   __Pyx_GIVEREF(__pyx_t_4);
   __pyx_t_4 = 0;
 
+  /* "hetccl/_buffer.pyx":465
+ * 
+ * 
+ * class InPlace:             # <<<<<<<<<<<<<<
+ *     """Type of IN_PLACE: the operand lies where the result goes. MPI.IN_PLACE is accepted in its place."""
+ * 
+*/
+  __pyx_t_4 = __Pyx_Py3MetaclassPrepare((PyObject *) NULL, __pyx_mstate_global->__pyx_empty_tuple, __pyx_mstate_global->__pyx_n_u_InPlace, __pyx_mstate_global->__pyx_n_u_InPlace, (PyObject *) NULL, __pyx_mstate_global->__pyx_n_u_hetccl__buffer, __pyx_mstate_global->__pyx_kp_u_Type_of_IN_PLACE_the_operand_lie); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 465, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_4);
+
+  /* "hetccl/_buffer.pyx":468
+ *     """Type of IN_PLACE: the operand lies where the result goes. MPI.IN_PLACE is accepted in its place."""
+ * 
+ *     def __repr__(self):             # <<<<<<<<<<<<<<
+ *         return "hetccl.IN_PLACE"
+ * 
+*/
+  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_7_buffer_7InPlace_1__repr__, 0, __pyx_mstate_global->__pyx_n_u_InPlace___repr, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__buffer, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[2])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 468, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_2);
+  #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
+  PyUnstable_Object_EnableDeferredRefcount(__pyx_t_2);
+  #endif
+  if (__Pyx_SetNameInClass(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_repr, __pyx_t_2) < (0)) __PYX_ERR(0, 468, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
+
   /* "hetccl/_buffer.pyx":471
+ *         return "hetccl.IN_PLACE"
+ * 
+ *     def __reduce__(self):             # <<<<<<<<<<<<<<
+ *         return "IN_PLACE"
+ * 
+*/
+  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_7_buffer_7InPlace_3__reduce__, 0, __pyx_mstate_global->__pyx_n_u_InPlace___reduce, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__buffer, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[3])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 471, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_2);
+  #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
+  PyUnstable_Object_EnableDeferredRefcount(__pyx_t_2);
+  #endif
+  if (__Pyx_SetNameInClass(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_reduce, __pyx_t_2) < (0)) __PYX_ERR(0, 471, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
+
+  /* "hetccl/_buffer.pyx":465
+ * 
+ * 
+ * class InPlace:             # <<<<<<<<<<<<<<
+ *     """Type of IN_PLACE: the operand lies where the result goes. MPI.IN_PLACE is accepted in its place."""
+ * 
+*/
+  __pyx_t_2 = __Pyx_Py3ClassCreate(((PyObject*)&PyType_Type), __pyx_mstate_global->__pyx_n_u_InPlace, __pyx_mstate_global->__pyx_empty_tuple, __pyx_t_4, NULL, 0, 0); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 465, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_2);
+  #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
+  PyUnstable_Object_EnableDeferredRefcount(__pyx_t_2);
+  #endif
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_InPlace, __pyx_t_2) < (0)) __PYX_ERR(0, 465, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
+  __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
+
+  /* "hetccl/_buffer.pyx":475
+ * 
+ * 
+ * IN_PLACE = InPlace()             # <<<<<<<<<<<<<<
+ * 
+ * 
+*/
+  __pyx_t_2 = NULL;
+  __Pyx_GetModuleGlobalName(__pyx_t_6, __pyx_mstate_global->__pyx_n_u_InPlace); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 475, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_6);
+  __pyx_t_7 = 1;
+  {
+    PyObject *__pyx_callargs[2] = {__pyx_t_2, NULL};
+    __pyx_t_4 = __Pyx_PyObject_FastCall((PyObject*)__pyx_t_6, __pyx_callargs+__pyx_t_7, (1-__pyx_t_7) | (__pyx_t_7*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
+    __Pyx_XDECREF(__pyx_t_2); __pyx_t_2 = 0;
+    __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
+    if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 475, __pyx_L1_error)
+    __Pyx_GOTREF(__pyx_t_4);
+  }
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_IN_PLACE, __pyx_t_4) < (0)) __PYX_ERR(0, 475, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
+
+  /* "hetccl/_buffer.pyx":484
  * # ---- Python level
  * 
  * KINDS = {HETCCL_MEM_HOST: "host", HETCCL_MEM_CUDA: "cuda", HETCCL_MEM_HIP: "hip", HETCCL_MEM_ONEAPI: "oneapi"}             # <<<<<<<<<<<<<<
  * 
  * 
 */
-  __pyx_t_4 = __Pyx_PyDict_NewPresized(4); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 471, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_PyDict_NewPresized(4); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 484, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
-  __pyx_t_2 = __Pyx_PyLong_From___pyx_anon_enum(HETCCL_MEM_HOST); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 471, __pyx_L1_error)
-  __Pyx_GOTREF(__pyx_t_2);
-  if (PyDict_SetItem(__pyx_t_4, __pyx_t_2, __pyx_mstate_global->__pyx_n_u_host) < (0)) __PYX_ERR(0, 471, __pyx_L1_error)
-  __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-  __pyx_t_2 = __Pyx_PyLong_From___pyx_anon_enum(HETCCL_MEM_CUDA); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 471, __pyx_L1_error)
-  __Pyx_GOTREF(__pyx_t_2);
-  if (PyDict_SetItem(__pyx_t_4, __pyx_t_2, __pyx_mstate_global->__pyx_n_u_cuda) < (0)) __PYX_ERR(0, 471, __pyx_L1_error)
-  __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-  __pyx_t_2 = __Pyx_PyLong_From___pyx_anon_enum(HETCCL_MEM_HIP); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 471, __pyx_L1_error)
-  __Pyx_GOTREF(__pyx_t_2);
-  if (PyDict_SetItem(__pyx_t_4, __pyx_t_2, __pyx_mstate_global->__pyx_n_u_hip) < (0)) __PYX_ERR(0, 471, __pyx_L1_error)
-  __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-  __pyx_t_2 = __Pyx_PyLong_From___pyx_anon_enum(HETCCL_MEM_ONEAPI); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 471, __pyx_L1_error)
-  __Pyx_GOTREF(__pyx_t_2);
-  if (PyDict_SetItem(__pyx_t_4, __pyx_t_2, __pyx_mstate_global->__pyx_n_u_oneapi) < (0)) __PYX_ERR(0, 471, __pyx_L1_error)
-  __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_KINDS, __pyx_t_4) < (0)) __PYX_ERR(0, 471, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_PyLong_From___pyx_anon_enum(HETCCL_MEM_HOST); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 484, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_6);
+  if (PyDict_SetItem(__pyx_t_4, __pyx_t_6, __pyx_mstate_global->__pyx_n_u_host) < (0)) __PYX_ERR(0, 484, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
+  __pyx_t_6 = __Pyx_PyLong_From___pyx_anon_enum(HETCCL_MEM_CUDA); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 484, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_6);
+  if (PyDict_SetItem(__pyx_t_4, __pyx_t_6, __pyx_mstate_global->__pyx_n_u_cuda) < (0)) __PYX_ERR(0, 484, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
+  __pyx_t_6 = __Pyx_PyLong_From___pyx_anon_enum(HETCCL_MEM_HIP); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 484, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_6);
+  if (PyDict_SetItem(__pyx_t_4, __pyx_t_6, __pyx_mstate_global->__pyx_n_u_hip) < (0)) __PYX_ERR(0, 484, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
+  __pyx_t_6 = __Pyx_PyLong_From___pyx_anon_enum(HETCCL_MEM_ONEAPI); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 484, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_6);
+  if (PyDict_SetItem(__pyx_t_4, __pyx_t_6, __pyx_mstate_global->__pyx_n_u_oneapi) < (0)) __PYX_ERR(0, 484, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_KINDS, __pyx_t_4) < (0)) __PYX_ERR(0, 484, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
 
-  /* "hetccl/_buffer.pyx":474
+  /* "hetccl/_buffer.pyx":487
  * 
  * 
  * def register_mpi(datatypes, handle_of, in_place, bottom):             # <<<<<<<<<<<<<<
  *     """Tell the parser what the bootstrap learnt from mpi4py; this module imports neither.
  * 
 */
-  __pyx_t_4 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_7_buffer_1register_mpi, 0, __pyx_mstate_global->__pyx_n_u_register_mpi, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__buffer, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[2])); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 474, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_7_buffer_1register_mpi, 0, __pyx_mstate_global->__pyx_n_u_register_mpi, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__buffer, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[4])); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 487, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_4);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_register_mpi, __pyx_t_4) < (0)) __PYX_ERR(0, 474, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_register_mpi, __pyx_t_4) < (0)) __PYX_ERR(0, 487, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
 
-  /* "hetccl/_buffer.pyx":488
+  /* "hetccl/_buffer.pyx":501
  * 
  * 
  * def describe(obj, writable=False, blocks=1):             # <<<<<<<<<<<<<<
  *     """Parse a buffer as a collective would, and say what was understood.
  * 
 */
-  __pyx_t_4 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_7_buffer_3describe, 0, __pyx_mstate_global->__pyx_n_u_describe, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__buffer, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[3])); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 488, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_7_buffer_3describe, 0, __pyx_mstate_global->__pyx_n_u_describe, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__buffer, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[5])); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 501, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_4);
   #endif
   __Pyx_CyFunction_SetDefaultsTuple(__pyx_t_4, __pyx_mstate_global->__pyx_tuple[6]);
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_describe, __pyx_t_4) < (0)) __PYX_ERR(0, 488, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_describe, __pyx_t_4) < (0)) __PYX_ERR(0, 501, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
 
-  /* "hetccl/_buffer.pyx":508
+  /* "hetccl/_buffer.pyx":521
  * 
  * 
  * def check_overlap(sendbuf, recvbuf):             # <<<<<<<<<<<<<<
  *     """Raise ValueError if the two buffers share memory, as every collective does."""
  *     cdef Span send, recv
 */
-  __pyx_t_4 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_7_buffer_5check_overlap, 0, __pyx_mstate_global->__pyx_n_u_check_overlap, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__buffer, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[4])); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 508, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_7_buffer_5check_overlap, 0, __pyx_mstate_global->__pyx_n_u_check_overlap, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__buffer, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[6])); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 521, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_4);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_check_overlap, __pyx_t_4) < (0)) __PYX_ERR(0, 508, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_check_overlap, __pyx_t_4) < (0)) __PYX_ERR(0, 521, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
 
-  /* "hetccl/_buffer.pyx":522
+  /* "hetccl/_buffer.pyx":535
  * 
  * 
  * for _num in range(NUMPY_NUMS):             # <<<<<<<<<<<<<<
  *     numpy_codes[_num] = CODE_UNASKED
  * dtype_add("int8", HETCCL_INT8, 1, 1)
 */
-  __pyx_t_2 = NULL;
-  __pyx_t_6 = __Pyx_PyLong_From___pyx_anon_enum(__pyx_e_6hetccl_7_buffer_NUMPY_NUMS); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 522, __pyx_L1_error)
-  __Pyx_GOTREF(__pyx_t_6);
+  __pyx_t_6 = NULL;
+  __pyx_t_2 = __Pyx_PyLong_From___pyx_anon_enum(__pyx_e_6hetccl_7_buffer_NUMPY_NUMS); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 535, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_2);
   __pyx_t_7 = 1;
   {
-    PyObject *__pyx_callargs[2] = {__pyx_t_2, __pyx_t_6};
+    PyObject *__pyx_callargs[2] = {__pyx_t_6, __pyx_t_2};
     __pyx_t_4 = __Pyx_PyObject_FastCall((PyObject*)(&PyRange_Type), __pyx_callargs+__pyx_t_7, (2-__pyx_t_7) | (__pyx_t_7*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
-    __Pyx_XDECREF(__pyx_t_2); __pyx_t_2 = 0;
-    __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
-    if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 522, __pyx_L1_error)
+    __Pyx_XDECREF(__pyx_t_6); __pyx_t_6 = 0;
+    __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
+    if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 535, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_4);
   }
-  __pyx_t_6 = PyObject_GetIter(__pyx_t_4); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 522, __pyx_L1_error)
-  __Pyx_GOTREF(__pyx_t_6);
-  __pyx_t_8 = (CYTHON_COMPILING_IN_LIMITED_API) ? PyIter_Next : __Pyx_PyObject_GetIterNextFunc(__pyx_t_6); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 522, __pyx_L1_error)
+  __pyx_t_2 = PyObject_GetIter(__pyx_t_4); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 535, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_2);
+  __pyx_t_8 = (CYTHON_COMPILING_IN_LIMITED_API) ? PyIter_Next : __Pyx_PyObject_GetIterNextFunc(__pyx_t_2); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 535, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
   for (;;) {
     {
-      __pyx_t_4 = __pyx_t_8(__pyx_t_6);
+      __pyx_t_4 = __pyx_t_8(__pyx_t_2);
       if (unlikely(!__pyx_t_4)) {
         PyObject* exc_type = PyErr_Occurred();
         if (exc_type) {
-          if (unlikely(!__Pyx_PyErr_GivenExceptionMatches(exc_type, PyExc_StopIteration))) __PYX_ERR(0, 522, __pyx_L1_error)
+          if (unlikely(!__Pyx_PyErr_GivenExceptionMatches(exc_type, PyExc_StopIteration))) __PYX_ERR(0, 535, __pyx_L1_error)
           PyErr_Clear();
         }
         break;
       }
     }
     __Pyx_GOTREF(__pyx_t_4);
-    if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_num_2, __pyx_t_4) < (0)) __PYX_ERR(0, 522, __pyx_L1_error)
+    if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_num_2, __pyx_t_4) < (0)) __PYX_ERR(0, 535, __pyx_L1_error)
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
 
-    /* "hetccl/_buffer.pyx":523
+    /* "hetccl/_buffer.pyx":536
  * 
  * for _num in range(NUMPY_NUMS):
  *     numpy_codes[_num] = CODE_UNASKED             # <<<<<<<<<<<<<<
  * dtype_add("int8", HETCCL_INT8, 1, 1)
  * dtype_add("uint8", HETCCL_UINT8, 1, 1)
 */
-    __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_num_2); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 523, __pyx_L1_error)
+    __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_num_2); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 536, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_4);
-    __pyx_t_9 = __Pyx_PyIndex_AsSsize_t(__pyx_t_4); if (unlikely((__pyx_t_9 == (Py_ssize_t)-1) && PyErr_Occurred())) __PYX_ERR(0, 523, __pyx_L1_error)
+    __pyx_t_9 = __Pyx_PyIndex_AsSsize_t(__pyx_t_4); if (unlikely((__pyx_t_9 == (Py_ssize_t)-1) && PyErr_Occurred())) __PYX_ERR(0, 536, __pyx_L1_error)
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
     (__pyx_v_6hetccl_7_buffer_numpy_codes[__pyx_t_9]) = __pyx_e_6hetccl_7_buffer_CODE_UNASKED;
 
 
-    /* "hetccl/_buffer.pyx":522
+    /* "hetccl/_buffer.pyx":535
  * 
  * 
  * for _num in range(NUMPY_NUMS):             # <<<<<<<<<<<<<<
@@ -12802,193 +13280,193 @@ __Pyx_RefNannySetupContext("PyInit__buffer", 0);
  * dtype_add("int8", HETCCL_INT8, 1, 1)
 */
   }
-  __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
+  __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
 
-  /* "hetccl/_buffer.pyx":524
+  /* "hetccl/_buffer.pyx":537
  * for _num in range(NUMPY_NUMS):
  *     numpy_codes[_num] = CODE_UNASKED
  * dtype_add("int8", HETCCL_INT8, 1, 1)             # <<<<<<<<<<<<<<
  * dtype_add("uint8", HETCCL_UINT8, 1, 1)
  * dtype_add("int16", HETCCL_INT16, 2, 2)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_int8, HETCCL_INT8, 1, 1); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 524, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_int8, HETCCL_INT8, 1, 1); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 537, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":525
+  /* "hetccl/_buffer.pyx":538
  *     numpy_codes[_num] = CODE_UNASKED
  * dtype_add("int8", HETCCL_INT8, 1, 1)
  * dtype_add("uint8", HETCCL_UINT8, 1, 1)             # <<<<<<<<<<<<<<
  * dtype_add("int16", HETCCL_INT16, 2, 2)
  * dtype_add("uint16", HETCCL_UINT16, 2, 2)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_uint8, HETCCL_UINT8, 1, 1); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 525, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_uint8, HETCCL_UINT8, 1, 1); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 538, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":526
+  /* "hetccl/_buffer.pyx":539
  * dtype_add("int8", HETCCL_INT8, 1, 1)
  * dtype_add("uint8", HETCCL_UINT8, 1, 1)
  * dtype_add("int16", HETCCL_INT16, 2, 2)             # <<<<<<<<<<<<<<
  * dtype_add("uint16", HETCCL_UINT16, 2, 2)
  * dtype_add("int32", HETCCL_INT32, 4, 4)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_int16, HETCCL_INT16, 2, 2); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 526, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_int16, HETCCL_INT16, 2, 2); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 539, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":527
+  /* "hetccl/_buffer.pyx":540
  * dtype_add("uint8", HETCCL_UINT8, 1, 1)
  * dtype_add("int16", HETCCL_INT16, 2, 2)
  * dtype_add("uint16", HETCCL_UINT16, 2, 2)             # <<<<<<<<<<<<<<
  * dtype_add("int32", HETCCL_INT32, 4, 4)
  * dtype_add("uint32", HETCCL_UINT32, 4, 4)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_uint16, HETCCL_UINT16, 2, 2); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 527, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_uint16, HETCCL_UINT16, 2, 2); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 540, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":528
+  /* "hetccl/_buffer.pyx":541
  * dtype_add("int16", HETCCL_INT16, 2, 2)
  * dtype_add("uint16", HETCCL_UINT16, 2, 2)
  * dtype_add("int32", HETCCL_INT32, 4, 4)             # <<<<<<<<<<<<<<
  * dtype_add("uint32", HETCCL_UINT32, 4, 4)
  * dtype_add("int64", HETCCL_INT64, 8, 8)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_int32, HETCCL_INT32, 4, 4); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 528, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_int32, HETCCL_INT32, 4, 4); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 541, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":529
+  /* "hetccl/_buffer.pyx":542
  * dtype_add("uint16", HETCCL_UINT16, 2, 2)
  * dtype_add("int32", HETCCL_INT32, 4, 4)
  * dtype_add("uint32", HETCCL_UINT32, 4, 4)             # <<<<<<<<<<<<<<
  * dtype_add("int64", HETCCL_INT64, 8, 8)
  * dtype_add("uint64", HETCCL_UINT64, 8, 8)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_uint32, HETCCL_UINT32, 4, 4); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 529, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_uint32, HETCCL_UINT32, 4, 4); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 542, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":530
+  /* "hetccl/_buffer.pyx":543
  * dtype_add("int32", HETCCL_INT32, 4, 4)
  * dtype_add("uint32", HETCCL_UINT32, 4, 4)
  * dtype_add("int64", HETCCL_INT64, 8, 8)             # <<<<<<<<<<<<<<
  * dtype_add("uint64", HETCCL_UINT64, 8, 8)
  * dtype_add("bool", HETCCL_BOOL, 1, 1)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_int64, HETCCL_INT64, 8, 8); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 530, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_int64, HETCCL_INT64, 8, 8); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 543, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":531
+  /* "hetccl/_buffer.pyx":544
  * dtype_add("uint32", HETCCL_UINT32, 4, 4)
  * dtype_add("int64", HETCCL_INT64, 8, 8)
  * dtype_add("uint64", HETCCL_UINT64, 8, 8)             # <<<<<<<<<<<<<<
  * dtype_add("bool", HETCCL_BOOL, 1, 1)
  * dtype_add("float16", HETCCL_FLOAT16, 2, 2)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_uint64, HETCCL_UINT64, 8, 8); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 531, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_uint64, HETCCL_UINT64, 8, 8); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 544, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":532
+  /* "hetccl/_buffer.pyx":545
  * dtype_add("int64", HETCCL_INT64, 8, 8)
  * dtype_add("uint64", HETCCL_UINT64, 8, 8)
  * dtype_add("bool", HETCCL_BOOL, 1, 1)             # <<<<<<<<<<<<<<
  * dtype_add("float16", HETCCL_FLOAT16, 2, 2)
  * dtype_add("float32", HETCCL_FLOAT32, 4, 4)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_bool, HETCCL_BOOL, 1, 1); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 532, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_bool, HETCCL_BOOL, 1, 1); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 545, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":533
+  /* "hetccl/_buffer.pyx":546
  * dtype_add("uint64", HETCCL_UINT64, 8, 8)
  * dtype_add("bool", HETCCL_BOOL, 1, 1)
  * dtype_add("float16", HETCCL_FLOAT16, 2, 2)             # <<<<<<<<<<<<<<
  * dtype_add("float32", HETCCL_FLOAT32, 4, 4)
  * dtype_add("float64", HETCCL_FLOAT64, 8, 8)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_float16, HETCCL_FLOAT16, 2, 2); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 533, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_float16, HETCCL_FLOAT16, 2, 2); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 546, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":534
+  /* "hetccl/_buffer.pyx":547
  * dtype_add("bool", HETCCL_BOOL, 1, 1)
  * dtype_add("float16", HETCCL_FLOAT16, 2, 2)
  * dtype_add("float32", HETCCL_FLOAT32, 4, 4)             # <<<<<<<<<<<<<<
  * dtype_add("float64", HETCCL_FLOAT64, 8, 8)
  * dtype_add("longdouble", HETCCL_LONGDOUBLE, sizeof(long double), sizeof(long double))
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_float32, HETCCL_FLOAT32, 4, 4); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 534, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_float32, HETCCL_FLOAT32, 4, 4); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 547, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":535
+  /* "hetccl/_buffer.pyx":548
  * dtype_add("float16", HETCCL_FLOAT16, 2, 2)
  * dtype_add("float32", HETCCL_FLOAT32, 4, 4)
  * dtype_add("float64", HETCCL_FLOAT64, 8, 8)             # <<<<<<<<<<<<<<
  * dtype_add("longdouble", HETCCL_LONGDOUBLE, sizeof(long double), sizeof(long double))
  * dtype_add("complex64", HETCCL_COMPLEX64, 8, 4)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_float64, HETCCL_FLOAT64, 8, 8); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 535, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_float64, HETCCL_FLOAT64, 8, 8); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 548, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":536
+  /* "hetccl/_buffer.pyx":549
  * dtype_add("float32", HETCCL_FLOAT32, 4, 4)
  * dtype_add("float64", HETCCL_FLOAT64, 8, 8)
  * dtype_add("longdouble", HETCCL_LONGDOUBLE, sizeof(long double), sizeof(long double))             # <<<<<<<<<<<<<<
  * dtype_add("complex64", HETCCL_COMPLEX64, 8, 4)
  * dtype_add("complex128", HETCCL_COMPLEX128, 16, 8)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_longdouble, HETCCL_LONGDOUBLE, (sizeof(long double)), (sizeof(long double))); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 536, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_longdouble, HETCCL_LONGDOUBLE, (sizeof(long double)), (sizeof(long double))); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 549, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":537
+  /* "hetccl/_buffer.pyx":550
  * dtype_add("float64", HETCCL_FLOAT64, 8, 8)
  * dtype_add("longdouble", HETCCL_LONGDOUBLE, sizeof(long double), sizeof(long double))
  * dtype_add("complex64", HETCCL_COMPLEX64, 8, 4)             # <<<<<<<<<<<<<<
  * dtype_add("complex128", HETCCL_COMPLEX128, 16, 8)
  * dtype_add("bfloat16", HETCCL_BFLOAT16, 2, 2)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_complex64, HETCCL_COMPLEX64, 8, 4); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 537, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_complex64, HETCCL_COMPLEX64, 8, 4); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 550, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":538
+  /* "hetccl/_buffer.pyx":551
  * dtype_add("longdouble", HETCCL_LONGDOUBLE, sizeof(long double), sizeof(long double))
  * dtype_add("complex64", HETCCL_COMPLEX64, 8, 4)
  * dtype_add("complex128", HETCCL_COMPLEX128, 16, 8)             # <<<<<<<<<<<<<<
  * dtype_add("bfloat16", HETCCL_BFLOAT16, 2, 2)
  * dtype_add("float8_e4m3fn", HETCCL_FLOAT8_E4M3, 1, 1)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_complex128, HETCCL_COMPLEX128, 16, 8); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 538, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_complex128, HETCCL_COMPLEX128, 16, 8); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 551, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":539
+  /* "hetccl/_buffer.pyx":552
  * dtype_add("complex64", HETCCL_COMPLEX64, 8, 4)
  * dtype_add("complex128", HETCCL_COMPLEX128, 16, 8)
  * dtype_add("bfloat16", HETCCL_BFLOAT16, 2, 2)             # <<<<<<<<<<<<<<
  * dtype_add("float8_e4m3fn", HETCCL_FLOAT8_E4M3, 1, 1)
  * dtype_add("float8_e5m2", HETCCL_FLOAT8_E5M2, 1, 1)
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_bfloat16, HETCCL_BFLOAT16, 2, 2); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 539, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_bfloat16, HETCCL_BFLOAT16, 2, 2); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 552, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":540
+  /* "hetccl/_buffer.pyx":553
  * dtype_add("complex128", HETCCL_COMPLEX128, 16, 8)
  * dtype_add("bfloat16", HETCCL_BFLOAT16, 2, 2)
  * dtype_add("float8_e4m3fn", HETCCL_FLOAT8_E4M3, 1, 1)             # <<<<<<<<<<<<<<
  * dtype_add("float8_e5m2", HETCCL_FLOAT8_E5M2, 1, 1)
  * typecodes_fill()
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_float8_e4m3fn, HETCCL_FLOAT8_E4M3, 1, 1); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 540, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_float8_e4m3fn, HETCCL_FLOAT8_E4M3, 1, 1); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 553, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":541
+  /* "hetccl/_buffer.pyx":554
  * dtype_add("bfloat16", HETCCL_BFLOAT16, 2, 2)
  * dtype_add("float8_e4m3fn", HETCCL_FLOAT8_E4M3, 1, 1)
  * dtype_add("float8_e5m2", HETCCL_FLOAT8_E5M2, 1, 1)             # <<<<<<<<<<<<<<
  * typecodes_fill()
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_float8_e5m2, HETCCL_FLOAT8_E5M2, 1, 1); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 541, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_dtype_add(__pyx_mstate_global->__pyx_n_u_float8_e5m2, HETCCL_FLOAT8_E5M2, 1, 1); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 554, __pyx_L1_error)
 
 
-  /* "hetccl/_buffer.pyx":542
+  /* "hetccl/_buffer.pyx":555
  * dtype_add("float8_e4m3fn", HETCCL_FLOAT8_E4M3, 1, 1)
  * dtype_add("float8_e5m2", HETCCL_FLOAT8_E5M2, 1, 1)
  * typecodes_fill()             # <<<<<<<<<<<<<<
 */
-  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_typecodes_fill(); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 542, __pyx_L1_error)
+  __pyx_t_10 = __pyx_f_6hetccl_7_buffer_typecodes_fill(); if (unlikely(__pyx_t_10 == ((int)-1))) __PYX_ERR(0, 555, __pyx_L1_error)
 
 
   /* "hetccl/_buffer.pyx":1
@@ -12996,10 +13474,10 @@ __Pyx_RefNannySetupContext("PyInit__buffer", 0);
  * 
  * Layer L2, called by _comm with the GIL held; no locks. Each type of object is asked once which protocol it has and remembered
 */
-  __pyx_t_6 = __Pyx_PyDict_NewPresized(0); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 1, __pyx_L1_error)
-  __Pyx_GOTREF(__pyx_t_6);
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_test, __pyx_t_6) < (0)) __PYX_ERR(0, 1, __pyx_L1_error)
-  __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
+  __pyx_t_2 = __Pyx_PyDict_NewPresized(0); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 1, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_2);
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_test, __pyx_t_2) < (0)) __PYX_ERR(0, 1, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
 
   /*--- Wrapped vars code ---*/
 
@@ -13127,7 +13605,7 @@ static int __Pyx_InitCachedConstants(__pyx_mstatetype *__pyx_mstate) {
   }
   __Pyx_GIVEREF(__pyx_mstate_global->__pyx_tuple[5]);
 
-  /* "hetccl/_buffer.pyx":488
+  /* "hetccl/_buffer.pyx":501
  * 
  * 
  * def describe(obj, writable=False, blocks=1):             # <<<<<<<<<<<<<<
@@ -13136,7 +13614,7 @@ static int __Pyx_InitCachedConstants(__pyx_mstatetype *__pyx_mstate) {
 */
   {
     PyObject* __pyx_temp[2] = {((PyObject*)Py_False), ((PyObject*)__pyx_mstate_global->__pyx_int_1)};
-    __pyx_mstate_global->__pyx_tuple[6] = __Pyx_PyTuple_FromArray(__pyx_temp, 2); if (unlikely(!__pyx_mstate_global->__pyx_tuple[6])) __PYX_ERR(0, 488, __pyx_L1_error)
+    __pyx_mstate_global->__pyx_tuple[6] = __Pyx_PyTuple_FromArray(__pyx_temp, 2); if (unlikely(!__pyx_mstate_global->__pyx_tuple[6])) __PYX_ERR(0, 501, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_mstate_global->__pyx_tuple[6]);
   }
   __Pyx_GIVEREF(__pyx_mstate_global->__pyx_tuple[6]);
@@ -13200,41 +13678,41 @@ static int __Pyx_InitConstants(__pyx_mstatetype *__pyx_mstate) {
   int __pyx_clineno = 0;
   CYTHON_UNUSED_VAR(__pyx_mstate);
   {
-    const struct { const unsigned int length: 7; } str_length_index[] = {{0},{1},{5},{38},{7},{86},{21},{45},{31},{29},{66},{44},{13},{42},{97},{29},{69},{35},{25},{10},{7},{30},{15},{2},{1},{2},{62},{15},{77},{54},{22},{8},{38},{11},{31},{12},{1},{31},{15},{7},{6},{7},{2},{9},{61},{1},{1},{5},{6},{24},{26},{2},{2},{20},{12},{17},{8},{12},{9},{8},{10},{8},{12},{11},{12},{10},{17},{13},{12},{12},{19},{8},{13},{4},{6},{18},{3},{8},{6},{4},{6},{8},{9},{13},{18},{10},{9},{5},{6},{4},{1},{4},{9},{7},{8},{6},{12},{5},{1},{1},{5},{7},{7},{7},{13},{11},{7},{1},{3},{2},{9},{9},{14},{3},{4},{2},{8},{5},{5},{5},{4},{5},{8},{4},{2},{6},{10},{4},{7},{2},{4},{7},{3},{5},{3},{6},{1},{2},{3},{3},{2},{8},{4},{7},{12},{7},{4},{4},{7},{10},{5},{4},{7},{3},{6},{6},{6},{5},{7},{6},{8}};
-    const struct { const unsigned int length: 9; } bytes_length_index[] = {{385},{1},{9},{98},{31},{124}};
+    const struct { const unsigned int length: 7; } str_length_index[] = {{0},{1},{5},{38},{7},{86},{21},{45},{31},{29},{66},{44},{13},{42},{97},{29},{69},{35},{25},{10},{7},{30},{15},{2},{1},{2},{62},{15},{77},{54},{22},{8},{38},{11},{31},{12},{1},{96},{31},{15},{7},{6},{7},{2},{15},{9},{61},{1},{1},{8},{7},{18},{16},{5},{6},{24},{26},{2},{2},{20},{12},{17},{7},{8},{12},{9},{8},{13},{10},{8},{11},{12},{11},{12},{10},{17},{13},{8},{12},{12},{19},{8},{13},{4},{6},{18},{3},{8},{6},{4},{6},{8},{9},{13},{18},{10},{9},{5},{6},{4},{1},{4},{9},{7},{8},{6},{12},{5},{1},{1},{5},{7},{7},{7},{13},{11},{7},{1},{3},{2},{6},{9},{9},{14},{3},{4},{2},{8},{5},{5},{5},{4},{5},{8},{4},{2},{6},{10},{4},{7},{2},{4},{7},{3},{5},{3},{6},{1},{2},{3},{3},{2},{8},{4},{7},{12},{7},{4},{4},{7},{10},{5},{4},{7},{3},{6},{6},{6},{5},{7},{6},{8}};
+    const struct { const unsigned int length: 9; } bytes_length_index[] = {{385},{1},{9},{98},{47},{7},{124}};
     #ifndef CYTHON_COMPRESS_STRINGS
       #define CYTHON_COMPRESS_STRINGS 90
     #endif
-    #if (CYTHON_COMPRESS_STRINGS) == 1 /* compression: zlib (1471 bytes) */
-static const char cstring[] = "x\332\215VAo\0247\024\016RB\223\026\265JI+\265\2758\025\202\335vY\224\220.QBU\005\002\"*\204\004\2704U5\362x\336\314\230\365\330\203\355I\262\2348\3468\307=\346\230c\216\034{\314q\217{\354O\340\047\364\3313\263\204BiWZ\333k?\277\367\275\367\276\367\274\204P\031\021B-\316\204F\221\006c\210M\36177D*\222\025\302\362\\\000Q1!\241P\254oH8\260`\326\311\335\353Dir\377:S\322\362\244P\205!\031dJ\017\334U\r/\n\256!Z#\205\001\"\213,\037t\251y+J\265\246\003w\337\246@\004\357C\243\225\251\034\025X\022sml\263\211B\003\204\3426\200\320\234jKZ9E\244[\333\301\316\303\215\273\367\0105\204D\n\034fK\022\276\217\200\013\364\3016\230\326\010\001\001\031H\334\211\224\227\212\370>\217\200pi\025!)*\240$\243\246_y\217\2563%\0040\353t\245J\252B#\220\230\013\201Z;\016\271\007\340,t#j\251\327\200\267\320o*H\n\032\326\275\353\224\344\030\006\210\271\204\210(Y\005\322\311\032\253\321<\302\306h\2050P\230\006\027\213\260\210c\320\035r\220r\226zA\255TFb4X\247\244\222X#\0228^\320upe\344C\332A\t}N\021ZWV\241+\325\001%\277;\260\035t\256\220\350\206\373a\0079\374AL\016\2542`\211)\362\\i\013\321:\351Ku\200\304\320@\232C\233\342\"\243,E\217\256\371\204\311}\300\204\034 \032\2029v\352Z\221\033\273\022\016\\\002\225\216@\267\256\375|\255\335\256\250A\243\353J\n\304\032\372\034\271M\314\201\006\006.\330\223<K\227\033H\\4\0224\354\"gR\232#\024\234\034\"\177)*\030\270t$\324G\203K\222\013\312\240\335\262\032\200\304\232&.\353\355\016\351\256\2215r\347\361\263g\217\037\221\026\r\215\022\205\205\206\363`\332\037\360\336\247\330\005\323\307v\215<\332\331\232\204\014\225\321&\310>x.W\313\016\323\n\372\004\231\351\3743\326\334xd\016\316\271\310W\3169e\023\315\334q\321\257\034Id\342\334\303h\240\365\356f-\323\334r\361%>\300.<Q\r\254\231\341\020\201\241\047\244\365\001\014\355F\207\004\214\235\213\374\232\243Wu\3279\343\034?\217\342<\033~\t\013.\242\033l`\2616n\244`\031\0237\202*\034\335|p\350\355\221\034a\371\246\201vi(\000\244\033\221\313\031\226X\302\270\2516\"\003\"\356:^\020F\245\313\001\246\277\346\025\202\307""\220R\262\343-\021\025>G\217|9\344\234\365\005\342\332\274\377\353\326\366\346\323\047x\035t5v\203\240\"FP\001\014\202\311\276\001k0\204oO\366\242\2758\010v\006\207\370\335\344\314\006\333ph\237\000\356y(N\024?L \025\202\004\254K\255\333\210\013\311\334\2344\372\360\303e\004\207n\221Q.\375\254\242B\370#I3?ch\002Fs\336\254\353\273\256i4\"5\362\340=\037&\033\225\021\364d\242\326\234C\361\236\207A\200M\324:|&`Jcc\304\322\r\260mPMe\002\324\014$\343\252;92\341\035\026\306BQ\273\324\253Z~\250\224\010\225\265*siG\0313\251k\226\002\353\007\nS%h\316\204\323\214\276[\215$\013)\3533\225\341\353q\270\264\274Z\257z+\236\032\314\021\313\260\"\302\372CJ7\3247\250\021\231\030acd\232\207\3308\3679\203\363\254\365\364\2048\026415F?\335\\\366So\305O\253\001\254d7c\331\374\370)[F\312X\347/&,}\220\342\253\207\211Q1\362\274\242TE\341nM\341\224\347\2512\226o\241/\3364v\242\245\036\0167\227q\350\255\340\260\352\213\274\032^B\037s/\036\nn\255\000\241d\022\251\002\211\355\336\223\212\003Fn\273\\\325]\032c\357\2736\232\306\047\001\351\220\347;\271\312s\253_\354\2722p\335\021\333\341\276\373\" \r\t7\026t\220\345\370\246\372\036\350*\006\253\047r_\224\300\234\343\033C\361\261\256Ns*\353\367\305\014L\341\301\027\036}\341\341\273q\265\220\276\234\367\251(\300\034hn])\356\014\036W\025\366C\013e\332S8\220\326\333\315\3676:\344\243\207\025\311m\320\253\302\033\334\252\343\033<E\204\357\336\356\270n\357\207\336J\320X\376\370}l\021\346\177\230\231\210\375\033l\227\300\000\255y\217\367\025\217\376\3130\336\361<\364\3657\205e\325\320\244\336f*\202)\227\004dX5\277S&\265T\303\235JB\343\377\023j\200\277\2720\236\376\364\350\307r\367\325\2057\027\247f\346\216f\313\351\362\301pc<={4W.\224\277\r\351xzf<\373\305\321\213rn8?\274z\374\331\311\255\323\305w7z\247\363\343\331o\207\213\303\245\341\375\343\305\343\336\311w\247\033\177\315.\224\033\345nI\307\315\002-|>5sq<\275Pn\016/\014\347\335\002\355\\.\227\306\323\363\345\374h\352\313\321\227\337\037/\276Y\230\232\271t\264tt\257\234/\257\016?\031\276<\231\367\010""\346\306\227.\227\267\207\026\325\177sz\3454}\315\377,\3166\316\236\215v\367F{\341(LFI:J\305Hd\343K_\227\321\260}|\373\304\236\256\277\026gW\316\350\231\035=\rF\301\363\321s9\222j\244\314\310X\364w\356\253\n\332\337\237T\356\301";
-    PyObject *data = __Pyx_DecompressString(cstring, 1471, 1);
+    #if (CYTHON_COMPRESS_STRINGS) == 1 /* compression: zlib (1571 bytes) */
+static const char cstring[] = "x\332\215V\315O\0347\024\047\022\244\320F\255Hh\245\266\027SE\t\264d#\010\335 HU\221\220(\250\371\200\204J\tU5\362x\336\3548x\354\211\355\0016\247\0349\356q\217\0349r\3141G\216{\334c\377\204\374\t}\317\263\263\220&M\273\322\3303\366\363{\277\367{\037^\306\270N\030\343\036g\306\223\304\202s\314g\370-\035\323\206\345\245\362\262P\300L\312X\254\214\330q,n{p+\354\3165f,\273wM\030\355e\2534\245c9\344\306\266\351\250\205\227\245\264\220,\263\322\001\323e^\264\033\334\235\212rky\233\316\373\014\230\222;Pk\025\246@\005\236\245\322:_/\242P\033\241\320\0020^p\353\331L\301\021\351\372\243h\343\301\352\235\273\214;\306\022\003\204\331\263\226\334E\300%\372\340kL\313\214\201\202\0344\256$&H%rW&\300\244\366\206\261\014\025p\226s\267Sy\217\256\013\243\024\010O\2722\243Mi\021H*\225B\255s\204<\000 \013\215\204{\0364\340)\364\233+\226\201\205\225\340:g\005\322\000\251\324\2200\243+\"I\326y\213\346\0216\262\025C\333`\030\210\213\270LS\260sl/\223\"\013\202\326\230\234\245hp\020\222Jb\231i\220x\300\016\310\325I\240t\016%\354\031Eh\335x\203\256T\033\234\375A`\347\320\271R\243\033\364\341\333\005\374\311\\\001\2422\340\231+\213\302X\017\311\n\333\321f\017\023\303\002\2537}\206/9\027\031zt5\004L\357\002\006d\017\3210\2141\251\233Ihlh\330\243\000\032\233\200\235\271\372\313\325\331\331*5xr\315h\205X\343\020#Z\304\030X\020@d\017\343\254)6\320\"6Zh\230\230s\031/\020\nN\204(\034JJ\001\024\216\026\017lH\315\n\305\005\314\316x\013\300R\313[\024\365\3319\326Xf\313\354\366\343\255\255\307\017\331\014\217\235Q\245\207:\347\301\315~\304\373\020b\"3p\273\314\036n\254\017)Ce\274&9\220G\261Z L\213\350\023\344n\356\237\\K\027\220\021\2343\314W\316\221\262\241fI\271\030\336(It\213\334C6\320zcm S\237\"~Y \230\350I\006\300\352\031\366\021\030z\302f>\202a\266\326\241\001\271#\346\227)\275\252\263\344\0149~\026\305\331l\370u\2136\320d]\201\313A\334\024`\251\241(\211\231\275GU\020\226\221a\354#h\016\\#\2701\254[rU\010(\010$\206\216\312)\000l\304\245T\311u\321\366X{\3273\360B\250\353QEw\243h\357\007\177\030Z""\253\232\022\372\305c\005\240i\304Z\311\261\204[\242:64&]\265\2378Pi\203\322\220\t\256)\344\230m\2034F\030\030A\3166\202af\342\027H`\250\276B\212\035\2054\254\335\253\365\255\353\r\202:\230\032QT%c\024\235])l\024\375\266\376h\355\351\023\264\007\266\032Oe+\007\243h\270\356\300;\014\361\351\316v\262\235F\321F{\037\2375)|\364\010\366\375\023\300\265\200\235D\361\047\024\246j\324\002O\251G\013\211\0214\245\245\016s\253V\213?\251\023\330\247\227\234K\035f\360\274R@\037&)U\220\323<\017360l\271\325+\302\020\274\220\365\373@\047\365\274Z\272&\341\003\027\207\013\225\361\212\232\340\360\320\222;\203\362\003\"\242\010\357\002O\370]$\214\305\376\216\035(\302\356\3071\345Z\300][\013i\032\303-\027\337\026q\252\014\367\363\315\352\346\212\215Q\261\361\336\344\224](\343\206\355\tsE\354D\006S@\361B(\322\214\334x\213a\214\271\330\021&\307Kp\177~ai\360\326\\\014\031(\250>\234(\023l#X\231u\005;\324\210\005\225`\177\027V\306\330\377w\245\200\263\305\027\252\014\322T\361\226\033`\014\323\215\20505\027\303\264\024\301b~#\325\365\307\317\371\002\246\242\047\1771\240\331\375\014kMA5F&\305\242\255\022v\220\370\203z\311d\221\031\347\345:z\024\000`[\235o\342pc\001\207\346\"\016K\241cU\303+\330\301\014Q\017\224\364^\2012\272\225\230\022\313\206.\307*9\234~D\021\033\\9\030\201p\005\241i\274\33709\212b\2430E\341\355\313M*2j\365\330\333w\351A@\026Z\322y\260Q^\340\037\204\320\320\251\036\2616\023zP\002#\217\027&\307\216Q\355\026\\\017.K\327ve\000_\006\364e\200O\343R\251Co\332\345\252\004\267g\245\247B\337h?\256\352\367\307\031\224\231\035\301\201\315\234.~\2600\307>\271Y\245\274\217\232\025\275\321\315\001\277\321SD\370\376\3519\272\272\302\320\\\214j\313\237>\217\r\310\375\0173C\261\177\203M\001\214\320Z\360x\327\310\344\277\014\343\231\220\215\241\nG\260\270\3524\031,\013\223\300\010\005\0013\254\232\337+\226\201T\235;\225\204\305?[\334\201|}\256?\372\371\301O\235\315\327\347\336\235\037\031\2338\030\357\214v\356wW\373\243\343\007\023\235\251\316\363.\357\217\216\365\307\277:x\331\231\350Nv""\257\034~qt\363x\372\375\205\346\361d\177\374\273\356tw\276{\357p\372\260y\364\375\361\352_\343S\235\325\316f\207\367\353\027\264\360\345\310\330\371\376(}?\353\376\036$\247\216\236\035?{\363\374mz\262\0326\372\243\227:\363\375\321\311\316\344\353\325`\2447r\261w\361\207\303\351wS#c\027\016\346\017\356v&;W\272\237u_\035M\006`\023\375\013\227:\267\272\036u}{|\3718{#\337\226\047\253\047[\275\315\355\336v\334\213[\275V\326\313TO\345\375\013\337t\222\356\354\341\255#\177\274\362F\235\\>\341\047\276\3674\352E/z/tO\233\236q=\347\221\206\211\257+\304\177\003\320\227B\303";
+    PyObject *data = __Pyx_DecompressString(cstring, 1571, 1);
     #define __Pyx_DecompressString_LZSS_UNUSED
     if (unlikely(!data)) __PYX_ERR(0, 1, __pyx_L1_error)
     const char* const bytes = __Pyx_PyBytes_AsString(data);
     #if !CYTHON_ASSUME_SAFE_MACROS
     if (likely(bytes)); else { Py_DECREF(data); __PYX_ERR(0, 1, __pyx_L1_error) }
     #endif
-    #elif (CYTHON_COMPRESS_STRINGS) > 0 && (CYTHON_COMPRESS_STRINGS) <= 90 /* compression: lzss (1982 bytes) */
-static const char cstring[] = "_  and\002\000t\005\000\377 address\377 that is\377 no mult\377iple of \377 blocks \377bytes; C\377- or F-c\377ontiguou\377s memory\3767\001require\377d: use n\177umpy.as!\007\337array<\001th\277e likeN\005c\373op>\000t fir\223stc\005\"\000y\210\000\r\001e\377 apart (\373pa\247\000IN_PL\377ACE as  \367doe\260\001t gi\325v\256\000u\301\000t\214\005: \177 elemen\017\000\373do\327\000t div\377ide into\367  h>\000a ma\363sk\370\003\370\000coll\367ectH\001hono\373ur\361\000fill \247it,\366\001|\002i_\000.\217data=\002\256 \365\000a\177l here;\366\002\367a p\204 efin\237ed on\303#j\001s\343tr|\000\264\000\346 bey\371o\204@\210!buffe\377r, which~\222\002room f\350 |\214D\034\003: nei\272 \255r\326$nd\316\",\262@r9 ?\007{\000oto\310\000\023\003\367a [\251\001, co\363un\304\000\266\001type\277] spec\356Ct\377 support\377ed; know\277n are \025\005t\275h\227`mach\317\000\047\254\204`\374@ve\216@w\213\000 \354\341@K\001(dQ\001.ne\375w\250aorder(\337\047=\047))\225cad\377-only, bx\237B\347a\201@rece\265Akmu\341Dn\230Aeg\212!\357got \377asha\341p\210\000\004\000\216\0010\002duc\355e\205\204\001ga\211\"in \377place)(t\377ree frag\376\362A), .: :\377 BOTTOM \377(absolut\035e\354\204\005es)\353\020\337b\236\204\001~\252\204\002: MPI \253%\306J\000a \250C\267#\277a2 z\312`4\237`ems,\334-\323is\225\002\201\204\001,>\006],\335 \331\001: aP\007is\264\013\000\223A \241ang\344\205\001a\rnz\001.D\350`\255A.\005\210\206\001\301 \334\"\236\206\001\362\"\343\000\000\005exL\323@\305@ (\350Ey\010)r\005cne\271 \257\205\001\321`o >\003\360\214\205\001\227\206\001z\t\202i?bui\377ld/cytho\377n/hetccl{/_\267\204\003.pyx\333b\357 per\257\207\003dis\277ableen\002\001f\377ormat gc\373is\013\003dself\377.read ca\273nn\351@be \321de\335d\317!a Pe\002 o\337bject\212\205\002pi\377cklingDF\277KINDSR<\000e}r\000\003.__re\225a\355_\233\003__\017\006set\337state\021\006Zd\177Zf__Pyx\001\000\377Dict_Nex\307tRe\021\000\206\002\047\001__\377_class_g\277etitem\r\000_/func\004\001gH\005\"\000\337index\031\001ma""\373in\003\002odule\316+\001nam\003\002\230 _c\307api?\001\010\001\206\003_q\047ual\033\005\263\004_\263\016\314\006\224_\003\307\000_O\005s{\010\321\016_\337_test\234\001s_\377coroutin\377e_numara\377ngeasync\367io.\022\006sbBc\377bfloat16\376\355\212\003boolbot\247tom\363A<\000s\317\206\006c\377heck_ove\337rlapc\215@e_\376\371\000traceba\377ckcompleox128\003\00464\366\207\002\375c\362\207\001scudad\374\272\211\001\200\210\005sderiv\377eddescri\377bedevice\371d\257\205\010\325\207\002effla\263gs\235\004\246\00232\255\0026\3754\264\0028_e4m3\373fn\005\0055m2fo\355r\223\000ng\301@hHh\367and\226@ofha\351s\315c\275\204\003.\274\204\004hip?hostiI\305@\312\207\002\373in\212 int32\377int64int\3658\206as\000\002izek\376\371@lLlittl\377elongdou\327ble\314\213\001m\377Bsn\271N\377A\237\212\004num\216\215\002o\337bjone\214`pp\377PpopptrqyQ\203\205\001\232\211\001recv\000\001\377bufregis\377ter_mpirye\377\210\002\256\205\001send\000\001\377bufsetde\337fault\030\003pa=n\331\213\004sysu\270\002\002\001\33332\010\00164\016\0018u\375n\330\212\002values\357writ\236\206\001PyO\376\334\205\003*(int)\000\237int (\013\007\000\016,\355 \000\032__\355\204\001t_6\266\234\207\003_7\234\207\004_S\237\000 \345*2\t,\206\216\001\000\00264_\014r\005\"\033co\343\000B\001\000$\323\007\272\251\013s\276@_t \354\003v\337oid (\232\034)\000<\335\214\002\373\205\002\000is_\237e\020\004\277code\000s\202@_\203of\002\003\232\205\n6\004\264e$\003r\377eleasei\200\377\001\330\004\n\210+\220Q\377\200\001\360\006\000\005\t\210\377\010\220\004\220H\230A\330\377\004\010\210\t\220\024\220Y\377\230a\330\004\005\330\010\017\377\210q\220\t\230\021\230&\277\240\013\2507\260!\003\0136\377\260\021\330\010\032\230!\230\3771\230F\240!\2406\250\377\033\260A\340\010\024\220A\237\220Q\220a\330\001\005_\000\016\377\000\005\006\330\004\024\220D\317\230\001\230\021\005\001e\000\023\220\3771\330\004\021\220\021\320\000\377\022\320\022\"\240!\360\024\377\000\005\014\2101\210E\220\377\021\220&\230\007\230z\250\375\021}\002\t\330""\014\023\220<\373\230t\\\000\031\260$\260h\377\270i\300u\310A\310T\377\320QZ\320Zb\320b\377g\320gh\320hl\320\377lm\330\014\026\220d\230\377)\240<\250t\260;\270\377l\310$\310a\310t\320\377S_\320_j\320jn\377\320no\320os\320s\rt\355\000\t\025\236\003";
-    PyObject *data = __Pyx_DecompressString_LZSS(cstring, 1982, 2712);
+    #elif (CYTHON_COMPRESS_STRINGS) > 0 && (CYTHON_COMPRESS_STRINGS) <= 90 /* compression: lzss (2125 bytes) */
+static const char cstring[] = "_  and\002\000t\005\000\377 address\377 that is\377 no mult\377iple of \377 blocks \377bytes; C\377- or F-c\377ontiguou\377s memory\3767\001require\377d: use n\177umpy.as!\007\337array<\001th\277e likeN\005c\373op>\000t fir\223stc\005\"\000y\210\000\r\001e\377 apart (\373pa\247\000IN_PL\377ACE as  \367doe\260\001t gi\325v\256\000u\301\000t\214\005: \177 elemen\017\000\373do\327\000t div\377ide into\367  h>\000a ma\363sk\370\003\370\000coll\367ectH\001hono\373ur\361\000fill \247it,\366\001|\002i_\000.\217data=\002\256 \365\000a\177l here;\366\002\367a p\204 efin\237ed on\303#j\001s\343tr|\000\264\000\346 bey\371o\204@\210!buffe\377r, which~\222\002room f\350 |\214D\034\003: nei\272 \255r\326$nd\316\",\262@r9 ?\007{\000oto\310\000\023\003\367a [\251\001, co\363un\304\000\266\001type\277] spec\356Ct\377 support\377ed; know\277n are \025\005t\275h\227`mach\317\000\047\254\204`\374@ve\216@w\213\000 \354\341@K\001(dQ\001.ne\375w\250aorder(\337\047=\047))\225cad\377-only, bx\237B\347a\201@rece\265Akmu\341Dn\230Aeg\212!\357got \377asha\341p\210\000\004\000\216\0010\002duc\355e\205\204\001ga\211\"in \377place)(t\377ree frag\376\362A), .: :\377 BOTTOM \377(absolut\035e\354\204\005es)\353\020\337b\236\204\001~\252\204\002: MPI \253%\306J\000a \250C\267#\277a2 z\312`4\237`ems,\334-\323is\225\002\201\204\001,>\006],\335 \331\001: aP\007is\264\013\000\223A \241ang\344\205\001a\rnz\001.D\350`\255A.\005\210\206\001\301 \334\"\236\206\001\362\"\343\000\000\005exL\323@\305@ (\350Ey\010)r\005cne\271 \257\205\001\321`o >\0030\214\205\001\227\206\001z\t\202i?T\263`\221\207\001z\372\205\005:\360boper\315\207\001?lies w\202\205\001\207\204\002\277result\346\000e\343s.\302\002\257\206\006\347\001cce\341p\241\001\270@\313\205\001\272B.bu\377ild/cyth\377on/hetcc\367l/_\227\205\003.pyx\362\273\204\002 k\000\217\210\003disa\337bleen\002\001fo\177rmat gc1\003\355.\235\207\005is\032\003dse\377lf.read \357cann\330`be v\300\204\004ed\276Aa Pt\002\177 object\371\205\002\377pickling;DF\355\207\005In""P\346a\000\004\337.__re\211\204\001__\376\006\tpr__KIN7DSRm\000er\000\003\"\007\366\333\003__\017\006sets\337tate_\022\005Zd\177Zf__Pyx\001\000\377Dict_Nex\307tRe\021\000\267\002\047\001__\377_class_g\277etitem\r\000_wdoc\003\001fun\003\002\371gO\005)\000index\336 \001main\003\002et\371a;\003G\000modul\335e?\001nam\003\002pr\317epar\005\003\204\000ca\323pi^\001\203@_\245\003_q\007ual&\005\375\005\206&\333\005\227&Xw\003R\000\230 __\356\000_b\005\371s\233\010\370\016__tes\375t\274\001s_coro\377utine_nu\373ma\360`geasy\337ncio.\022\006sb\377Bcbfloat\37316\264\214\003boolb\237ottom\332a<\000s\374\226\210\006\251`ck_ove\337rlapc\345@e_\376\231 traceba\377ckcompleox128\003\00464\275\211\002\375c\271\211\001scudad\374\201\213\001\307\211\005sderiv\377eddescri\377bedevice\371d\366\206\010\234\211\002effla\263gs\235\004\246\00232\255\0026\3754\264\0028_e4m3\373fn\005\0055m2fo\355r\223\000ng\350@hHh\337andle\000\003_o\217fhas\253\204\003\362\204\004\251\205\004h\377iphostiI\354\353@\227\211\002in\220 int\37732int64i\327nt8\263as\000\002iz\373ek\237`lLlit\377tlelongd\237ouble\231\215\001\227cssnN\230a\354\213\004num\333\216\002\277objone\232`p\377pPpopptr\363qQ\341\205\001\347\212\001recv\376\000\001bufregi\377ster_mpi\363re\314\212\002\214\206\001send\376\000\001bufsetd\277efault\030\003p{an\246\215\004sysu\270\002\266\002\00132\010\00164\016\0018\373un\245\214\002value\337swrit\213\207\001Py\375O\272\206\003*(int)?\000int (\013\007\000\016\333, \000\032__\357\204\001t_m6\211\210\003_7\211\210\004_S\237\000\313 *2\t,\323\217\001\000\00264\031_r\005\"\033co\343\000B\001\000$t\323\007\251\013s\276@_t \354\003\277void (\232\034)y\000\252\216\002\201\206\002\000is_\237e~\020\004code\000s\202@\300\337`\002\003\240\205\n6\004\264e$\003re\377leasei\200\001\377\330\004\n\210+\220Q\200\377\001\360\006\000\005\t\210\010\377\220\004\220H\230A\330\004\377\010\210\t\220\024\220Y\230\377a\330\004\005\330\010\017\210\377q\220\t\230\021\230&\240\337\013\2507\260!\003\0136\260\377\021\330""\010\032\230!\2301\377\230F\240!\2406\250\033\377\260A\340\010\024\220A\220\317Q\220a\330\001\005_\000\016\000\357\005\006\330\004\025\001X\230U\376%\002\024\250X\260X\270Y\357\300f\310A\024\002\330\004\023\377\2201\330\004\021\220\021\200\375Aq\002\320\000\022\320\022\"\377\240!\360\024\000\005\014\210\3771\210E\220\021\220&\230\337\007\230z\250\021\224\002\t\330\277\014\023\220<\230ts\000\031\377\260$\260h\270i\300u\377\310A\310T\320QZ\320\377Zb\320bg\320gh\377\320hl\320lm\330\014\377\026\220d\230)\240<\250\377t\260;\270l\310$\310\377a\310t\320S_\320_\377j\320jn\320no\320\337os\320st\204 \t\025\000\265\003";
+    PyObject *data = __Pyx_DecompressString_LZSS(cstring, 2125, 2940);
     #define __Pyx_DecompressString_UNUSED
     if (unlikely(!data)) __PYX_ERR(0, 1, __pyx_L1_error)
     const char* const bytes = __Pyx_PyBytes_AsString(data);
     #if !CYTHON_ASSUME_SAFE_MACROS
     if (likely(bytes)); else { Py_DECREF(data); __PYX_ERR(0, 1, __pyx_L1_error) }
     #endif
-    #else /* compression: none (2712 bytes) */
-static const char bytes[] = "  and  at an address that is no multiple of  blocks bytes; C- or F-contiguous memory is required: use numpy.ascontiguousarray or the like bytes; copy it first bytes; they must be apart (pass IN_PLACE as  does not give out its memory:  elements do not divide into  has a mask that no collective honours; fill it, or pass its .data has no equal here; use a predefined one of  has strides  is beyond the buffer, which has room for  is no buffer: neither numpy.ndarray, nor the buffer protocol, nor a [data, count, datatype] spec is not supported; known are  is not this machine\047s; convert with .astype(dtype.newbyteorder(\047=\047)) is read-only, but it is to receive must be an integer, got  of shape  share  to reduce or gather in place)(tree fragment), .: : BOTTOM (absolute addresses) is not supported; pass the array: MPI datatype : a buffer spec has 2 to 4 items, [data, count, displacement, datatype], got : a datatype is a type string or an MPI.Datatype, got : byte order of dtype : dtype : expected (count, displacement), got : negative : no dtype has the type string ; known are ?build/cython/hetccl/_buffer.pyxcount per blockdisableenableformat gcisenabledself.read cannot be converted to a Python object for picklingDFKINDSReaderReader.__reduce_cython__Reader.__setstate_cython__ZdZf__Pyx_PyDict_NextRef__annotate____class_getitem____func____getstate____index____main____module____name____pyx_capi____pyx_state__qualname____reduce____reduce_cython____reduce_ex____set_name____setstate____setstate_cython____test___is_coroutine_numarangeasyncio.coroutinesbBcbfloat16blocksboolbottombuiltinsbyteordercheck_overlapcline_in_tracebackcomplex128complex64countctypescudaddatadatatypesderiveddescribedevicedisplacementdtypeefflagsfloat16float32float64float8_e4m3fnfloat8_e5m2fortranggethHhandle_ofhasobjecthetccl._bufferhiphostiIin_placeint16int32int64int8itemsitemsizekindlLlittlelongdoublemaskmodulesnNnamendarraynumnumpyobjoneapippPpopptrqQreadonlyrecvrecvbufregister_mpireshapeselfsendsendbuf""setdefaultshapespanstridessysuint16uint32uint64uint8unknownvalueswritablePyObject *(int)\000int (PyObject *)\000int (PyObject *, PyObject *)\000int (PyObject *, __pyx_t_6hetccl_7_buffer_Span *, PyObject *, int, int64_t)\000int (__pyx_t_6hetccl_7_buffer_Span const *, __pyx_t_6hetccl_7_buffer_Span const *, PyObject *, PyObject *)\000size_t (int)\000void (__pyx_t_6hetccl_7_buffer_Span *)\000dtype_name\000is_in_place\000dtype_code\000span_of\000span_check_overlap\000dtype_itemsize\000span_releasei\200\001\330\004\n\210+\220Q\200\001\360\006\000\005\t\210\010\220\004\220H\230A\330\004\010\210\t\220\024\220Y\230a\330\004\005\330\010\017\210q\220\t\230\021\230&\240\013\2507\260!\330\010\017\210q\220\t\230\021\230&\240\013\2506\260\021\330\010\032\230!\2301\230F\240!\2406\250\033\260A\340\010\024\220A\220Q\220a\330\010\024\220A\220Q\220a\200\001\360\016\000\005\006\330\004\024\220D\230\001\230\021\330\004\024\220A\330\004\023\2201\330\004\021\220\021\320\000\022\320\022\"\240!\360\024\000\005\014\2101\210E\220\021\220&\230\007\230z\250\021\330\004\005\330\010\t\330\014\023\220<\230t\2406\250\031\260$\260h\270i\300u\310A\310T\320QZ\320Zb\320bg\320gh\320hl\320lm\330\014\026\220d\230)\240<\250t\260;\270l\310$\310a\310t\320S_\320_j\320jn\320no\320os\320st\360\006\000\t\025\220A\220Q\220a";
+    #else /* compression: none (2940 bytes) */
+static const char bytes[] = "  and  at an address that is no multiple of  blocks bytes; C- or F-contiguous memory is required: use numpy.ascontiguousarray or the like bytes; copy it first bytes; they must be apart (pass IN_PLACE as  does not give out its memory:  elements do not divide into  has a mask that no collective honours; fill it, or pass its .data has no equal here; use a predefined one of  has strides  is beyond the buffer, which has room for  is no buffer: neither numpy.ndarray, nor the buffer protocol, nor a [data, count, datatype] spec is not supported; known are  is not this machine\047s; convert with .astype(dtype.newbyteorder(\047=\047)) is read-only, but it is to receive must be an integer, got  of shape  share  to reduce or gather in place)(tree fragment), .: : BOTTOM (absolute addresses) is not supported; pass the array: MPI datatype : a buffer spec has 2 to 4 items, [data, count, displacement, datatype], got : a datatype is a type string or an MPI.Datatype, got : byte order of dtype : dtype : expected (count, displacement), got : negative : no dtype has the type string ; known are ?Type of IN_PLACE: the operand lies where the result goes. MPI.IN_PLACE is accepted in its place.build/cython/hetccl/_buffer.pyxcount per blockdisableenableformat gchetccl.IN_PLACEisenabledself.read cannot be converted to a Python object for picklingDFIN_PLACEInPlaceInPlace.__reduce__InPlace.__repr__KINDSReaderReader.__reduce_cython__Reader.__setstate_cython__ZdZf__Pyx_PyDict_NextRef__annotate____class_getitem____doc____func____getstate____index____main____metaclass____module____name____prepare____pyx_capi____pyx_state__qualname____reduce____reduce_cython____reduce_ex____repr____set_name____setstate____setstate_cython____test___is_coroutine_numarangeasyncio.coroutinesbBcbfloat16blocksboolbottombuiltinsbyteordercheck_overlapcline_in_tracebackcomplex128complex64countctypescudaddatadatatypesderiveddescribedevicedisplacementdtypeefflagsfloat16float32float64float8_e4m3fnfloat8_e5m2fortranggethHhandlehan""dle_ofhasobjecthetccl._bufferhiphostiIin_placeint16int32int64int8itemsitemsizekindlLlittlelongdoublemaskmodulesnNnamendarraynumnumpyobjoneapippPpopptrqQreadonlyrecvrecvbufregister_mpireshapeselfsendsendbufsetdefaultshapespanstridessysuint16uint32uint64uint8unknownvalueswritablePyObject *(int)\000int (PyObject *)\000int (PyObject *, PyObject *)\000int (PyObject *, __pyx_t_6hetccl_7_buffer_Span *, PyObject *, int, int64_t)\000int (__pyx_t_6hetccl_7_buffer_Span const *, __pyx_t_6hetccl_7_buffer_Span const *, PyObject *, PyObject *)\000size_t (int)\000void (__pyx_t_6hetccl_7_buffer_Span *)\000dtype_name\000is_in_place\000dtype_code\000span_of\000span_check_overlap\000dtype_itemsize\000span_releasei\200\001\330\004\n\210+\220Q\200\001\360\006\000\005\t\210\010\220\004\220H\230A\330\004\010\210\t\220\024\220Y\230a\330\004\005\330\010\017\210q\220\t\230\021\230&\240\013\2507\260!\330\010\017\210q\220\t\230\021\230&\240\013\2506\260\021\330\010\032\230!\2301\230F\240!\2406\250\033\260A\340\010\024\220A\220Q\220a\330\010\024\220A\220Q\220a\200\001\360\016\000\005\006\330\004\024\220A\220X\230U\240!\2406\250\024\250X\260X\270Y\300f\310A\330\004\024\220A\330\004\023\2201\330\004\021\220\021\200A\330\010\017\210q\320\000\022\320\022\"\240!\360\024\000\005\014\2101\210E\220\021\220&\230\007\230z\250\021\330\004\005\330\010\t\330\014\023\220<\230t\2406\250\031\260$\260h\270i\300u\310A\310T\320QZ\320Zb\320bg\320gh\320hl\320lm\330\014\026\220d\230)\240<\250t\260;\270l\310$\310a\310t\320S_\320_j\320jn\320no\320os\320st\360\006\000\t\025\220A\220Q\220a";
     PyObject *data = NULL;
     #define __Pyx_DecompressString_UNUSED
     #define __Pyx_DecompressString_LZSS_UNUSED
     #endif
     PyObject **stringtab = __pyx_mstate->__pyx_string_tab;
     Py_ssize_t pos = 0;
-    for (int i = 0; i < 161; i++) {
+    for (int i = 0; i < 172; i++) {
       Py_ssize_t bytes_length = str_length_index[i].length;
       PyObject *string = PyUnicode_DecodeUTF8(bytes + pos, bytes_length, NULL);
-      if (likely(string) && i >= 45) PyUnicode_InternInPlace(&string);
+      if (likely(string) && i >= 47) PyUnicode_InternInPlace(&string);
       if (unlikely(!string)) {
         Py_XDECREF(data);
         __PYX_ERR(0, 1, __pyx_L1_error)
@@ -13242,8 +13720,8 @@ static const char bytes[] = "  and  at an address that is no multiple of  blocks
       stringtab[i] = string;
       pos += bytes_length;
     }
-    for (int i = 161; i < 167; i++) {
-      Py_ssize_t bytes_length = bytes_length_index[i-161].length;
+    for (int i = 172; i < 179; i++) {
+      Py_ssize_t bytes_length = bytes_length_index[i-172].length;
       PyObject *string = PyBytes_FromStringAndSize(bytes + pos, bytes_length);
       stringtab[i] = string;
       pos += bytes_length;
@@ -13253,15 +13731,15 @@ static const char bytes[] = "  and  at an address that is no multiple of  blocks
       }
     }
     Py_XDECREF(data);
-    for (Py_ssize_t i = 0; i < 167; i++) {
+    for (Py_ssize_t i = 0; i < 179; i++) {
       if (unlikely(PyObject_Hash(stringtab[i]) == -1)) {
         __PYX_ERR(0, 1, __pyx_L1_error)
       }
     }
     #if CYTHON_IMMORTAL_CONSTANTS
     {
-      PyObject **table = stringtab + 161;
-      for (Py_ssize_t i=0; i<6; ++i) {
+      PyObject **table = stringtab + 172;
+      for (Py_ssize_t i=0; i<7; ++i) {
         #if PY_VERSION_HEX >= 0x030F0000
         PyUnstable_SetImmortal(table[i]);
         #elif CYTHON_COMPILING_IN_CPYTHON_FREETHREADING
@@ -13327,7 +13805,7 @@ typedef struct {
     unsigned int num_kwonly_args : 1;
     unsigned int nlocals : 3;
     unsigned int flags : 10;
-    unsigned int first_line : 9;
+    unsigned int first_line : 10;
 } __Pyx_PyCode_New_function_description;
 #ifdef __cplusplus
 } /* anonymous namespace */
@@ -13357,19 +13835,29 @@ static int __Pyx_CreateCodeObjects(__pyx_mstatetype *__pyx_mstate) {
     __pyx_mstate_global->__pyx_codeobj_tab[1] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_tree_fragment, __pyx_mstate->__pyx_n_u_setstate_cython, __pyx_mstate->__pyx_kp_b_iso88591_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[1])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {4, 0, 0, 4, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 474};
-    PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_datatypes, __pyx_mstate->__pyx_n_u_handle_of, __pyx_mstate->__pyx_n_u_in_place, __pyx_mstate->__pyx_n_u_bottom};
-    __pyx_mstate_global->__pyx_codeobj_tab[2] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__buffer_pyx, __pyx_mstate->__pyx_n_u_register_mpi, __pyx_mstate->__pyx_kp_b_iso88591_D_A_1, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[2])) goto bad;
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 468};
+    PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self};
+    __pyx_mstate_global->__pyx_codeobj_tab[2] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__buffer_pyx, __pyx_mstate->__pyx_n_u_repr, __pyx_mstate->__pyx_kp_b_iso88591_A_q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[2])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {3, 0, 0, 4, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 488};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 471};
+    PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self};
+    __pyx_mstate_global->__pyx_codeobj_tab[3] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__buffer_pyx, __pyx_mstate->__pyx_n_u_reduce, __pyx_mstate->__pyx_kp_b_iso88591_A_q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[3])) goto bad;
+  }
+  {
+    const __Pyx_PyCode_New_function_description descr = {4, 0, 0, 6, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 487};
+    PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_datatypes, __pyx_mstate->__pyx_n_u_handle_of, __pyx_mstate->__pyx_n_u_in_place, __pyx_mstate->__pyx_n_u_bottom, __pyx_mstate->__pyx_n_u_handle, __pyx_mstate->__pyx_n_u_name};
+    __pyx_mstate_global->__pyx_codeobj_tab[4] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__buffer_pyx, __pyx_mstate->__pyx_n_u_register_mpi, __pyx_mstate->__pyx_kp_b_iso88591_AXU_6_XXYfA_A_1, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[4])) goto bad;
+  }
+  {
+    const __Pyx_PyCode_New_function_description descr = {3, 0, 0, 4, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 501};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_obj, __pyx_mstate->__pyx_n_u_writable, __pyx_mstate->__pyx_n_u_blocks_2, __pyx_mstate->__pyx_n_u_span};
-    __pyx_mstate_global->__pyx_codeobj_tab[3] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__buffer_pyx, __pyx_mstate->__pyx_n_u_describe, __pyx_mstate->__pyx_kp_b_iso88591_1E_z_t6_hiuATQZZbbgghhllm_d_t_l, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[3])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[5] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__buffer_pyx, __pyx_mstate->__pyx_n_u_describe, __pyx_mstate->__pyx_kp_b_iso88591_1E_z_t6_hiuATQZZbbgghhllm_d_t_l, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[5])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 4, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 508};
+    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 4, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 521};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_sendbuf, __pyx_mstate->__pyx_n_u_recvbuf, __pyx_mstate->__pyx_n_u_send, __pyx_mstate->__pyx_n_u_recv};
-    __pyx_mstate_global->__pyx_codeobj_tab[4] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__buffer_pyx, __pyx_mstate->__pyx_n_u_check_overlap, __pyx_mstate->__pyx_kp_b_iso88591_HA_Ya_q_7_q_6_1F_6_A_AQa_AQa, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[4])) goto bad;
+    __pyx_mstate_global->__pyx_codeobj_tab[6] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__buffer_pyx, __pyx_mstate->__pyx_n_u_check_overlap, __pyx_mstate->__pyx_kp_b_iso88591_HA_Ya_q_7_q_6_1F_6_A_AQa_AQa, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[6])) goto bad;
   }
   Py_DECREF(tuple_dedup_map);
   return 0;
@@ -17033,6 +17521,283 @@ static CYTHON_INLINE PyObject* __Pyx____Pyx_PyUnicode_From_uintptr_t(uintptr_t v
     return __Pyx_PyUnicode_BuildFromAscii(ulength, dpos, (int) length, prepend_sign, padding_char);
 }
 
+/* WriteUnraisableException */
+static void __Pyx_WriteUnraisable(const char *name, int clineno,
+                                  int lineno, const char *filename,
+                                  int full_traceback, int nogil) {
+    PyObject *old_exc, *old_val, *old_tb;
+    PyObject *ctx;
+    __Pyx_PyThreadState_declare
+    PyGILState_STATE state;
+    if (nogil)
+        state = PyGILState_Ensure();
+    else state = (PyGILState_STATE)0;
+    CYTHON_UNUSED_VAR(clineno);
+    CYTHON_UNUSED_VAR(lineno);
+    CYTHON_UNUSED_VAR(filename);
+    CYTHON_MAYBE_UNUSED_VAR(nogil);
+    __Pyx_PyThreadState_assign
+    __Pyx_ErrFetch(&old_exc, &old_val, &old_tb);
+    if (full_traceback) {
+        Py_XINCREF(old_exc);
+        Py_XINCREF(old_val);
+        Py_XINCREF(old_tb);
+        __Pyx_ErrRestore(old_exc, old_val, old_tb);
+        PyErr_PrintEx(0);
+    }
+    ctx = PyUnicode_FromString(name);
+    __Pyx_ErrRestore(old_exc, old_val, old_tb);
+    if (!ctx) {
+        PyErr_WriteUnraisable(Py_None);
+    } else {
+        PyErr_WriteUnraisable(ctx);
+        Py_DECREF(ctx);
+    }
+    if (nogil)
+        PyGILState_Release(state);
+}
+
+/* PyObjectCallMethod0 (used by dict_iter_common) */
+static CYTHON_INLINE PyObject* __Pyx_PyObject_CallMethod0(PyObject* obj, PyObject* method_name) {
+#if CYTHON_VECTORCALL && (__PYX_LIMITED_VERSION_HEX >= 0x030C0000 || !CYTHON_COMPILING_IN_LIMITED_API)
+    return PyObject_VectorcallMethod(method_name, &obj, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+#elif CYTHON_COMPILING_IN_LIMITED_API
+    return PyObject_CallMethodObjArgs(obj, method_name, NULL);
+#else
+    return PyObject_CallMethodNoArgs(obj, method_name);
+#endif
+}
+
+/* UnpackTupleError (used by UnpackTuple2) */
+static void __Pyx_UnpackTupleError(PyObject *t, Py_ssize_t index) {
+    if (t == Py_None) {
+      __Pyx_RaiseNoneNotIterableError();
+    } else {
+      Py_ssize_t size = __Pyx_PyTuple_GET_SIZE(t);
+ #if !CYTHON_ASSUME_SAFE_SIZE
+      if (unlikely(size < 0)) return;
+ #endif
+      if (size < index) {
+        __Pyx_RaiseNeedMoreValuesError(size);
+      } else {
+        __Pyx_RaiseTooManyValuesError(index);
+      }
+    }
+}
+
+/* UnpackTuple2 (used by dict_iter_common) */
+static CYTHON_INLINE int __Pyx_unpack_tuple2(
+        PyObject* tuple, PyObject** value1, PyObject** value2, int is_tuple, int has_known_size, int decref_tuple) {
+    if (likely(is_tuple || PyTuple_Check(tuple))) {
+        Py_ssize_t size;
+        if (has_known_size) {
+            return __Pyx_unpack_tuple2_exact(tuple, value1, value2, decref_tuple);
+        }
+        size = __Pyx_PyTuple_GET_SIZE(tuple);
+        if (likely(size == 2)) {
+            return __Pyx_unpack_tuple2_exact(tuple, value1, value2, decref_tuple);
+        }
+        if (size >= 0) {
+            __Pyx_UnpackTupleError(tuple, 2);
+        }
+        return -1;
+    } else {
+        return __Pyx_unpack_tuple2_generic(tuple, value1, value2, has_known_size, decref_tuple);
+    }
+}
+static CYTHON_INLINE int __Pyx_unpack_tuple2_exact(
+        PyObject* tuple, PyObject** pvalue1, PyObject** pvalue2, int decref_tuple) {
+    PyObject *value1 = NULL, *value2 = NULL;
+#if CYTHON_AVOID_BORROWED_REFS || !CYTHON_ASSUME_SAFE_MACROS
+    value1 = __Pyx_PySequence_ITEM(tuple, 0);  if (unlikely(!value1)) goto bad;
+    value2 = __Pyx_PySequence_ITEM(tuple, 1);  if (unlikely(!value2)) goto bad;
+#else
+    value1 = PyTuple_GET_ITEM(tuple, 0);  Py_INCREF(value1);
+    value2 = PyTuple_GET_ITEM(tuple, 1);  Py_INCREF(value2);
+#endif
+    if (decref_tuple) {
+        Py_DECREF(tuple);
+    }
+    *pvalue1 = value1;
+    *pvalue2 = value2;
+    return 0;
+#if CYTHON_AVOID_BORROWED_REFS || !CYTHON_ASSUME_SAFE_MACROS
+bad:
+    Py_XDECREF(value1);
+    Py_XDECREF(value2);
+    if (decref_tuple) { Py_XDECREF(tuple); }
+    return -1;
+#endif
+}
+static int __Pyx_unpack_tuple2_generic(PyObject* tuple, PyObject** pvalue1, PyObject** pvalue2,
+                                       int has_known_size, int decref_tuple) {
+    Py_ssize_t index;
+    PyObject *value1 = NULL, *value2 = NULL, *iter = NULL;
+    iternextfunc iternext;
+    iter = PyObject_GetIter(tuple);
+    if (unlikely(!iter)) goto bad;
+    if (decref_tuple) { Py_DECREF(tuple); tuple = NULL; }
+    iternext = __Pyx_PyObject_GetIterNextFunc(iter);
+    value1 = iternext(iter); if (unlikely(!value1)) { index = 0; goto unpacking_failed; }
+    value2 = iternext(iter); if (unlikely(!value2)) { index = 1; goto unpacking_failed; }
+    if (!has_known_size && unlikely(__Pyx_IternextUnpackEndCheck(iternext(iter), 2))) goto bad;
+    Py_DECREF(iter);
+    *pvalue1 = value1;
+    *pvalue2 = value2;
+    return 0;
+unpacking_failed:
+    if (!has_known_size && __Pyx_IterFinish() == 0)
+        __Pyx_RaiseNeedMoreValuesError(index);
+bad:
+    Py_XDECREF(iter);
+    Py_XDECREF(value1);
+    Py_XDECREF(value2);
+    if (decref_tuple) { Py_XDECREF(tuple); }
+    return -1;
+}
+
+/* dict_iter_common (used by dict_iter) */
+static PyObject *__Pyx_dict_call_to_get_iterable(PyObject* iterable, PyObject* method_name) {
+    PyObject* iter;
+    iterable = __Pyx_PyObject_CallMethod0(iterable, method_name);
+    if (!iterable)
+        return NULL;
+#if !CYTHON_AVOID_BORROWED_REFS
+    if (PyTuple_CheckExact(iterable) || PyList_CheckExact(iterable))
+        return iterable;
+#endif
+    iter = PyObject_GetIter(iterable);
+    Py_DECREF(iterable);
+    return iter;
+}
+#if !CYTHON_AVOID_BORROWED_REFS
+static CYTHON_INLINE int __Pyx_dict_iter_next_source_is_dict(
+        PyObject* iter_obj, CYTHON_NCP_UNUSED Py_ssize_t orig_length, CYTHON_NCP_UNUSED Py_ssize_t* ppos,
+        PyObject** pkey, PyObject** pvalue, PyObject** pitem) {
+    PyObject *key, *value;
+    if (unlikely(orig_length != PyDict_Size(iter_obj))) {
+        PyErr_SetString(PyExc_RuntimeError, "dictionary changed size during iteration");
+        return -1;
+    }
+    if (unlikely(!PyDict_Next(iter_obj, ppos, &key, &value))) {
+        return 0;
+    }
+    if (pitem) {
+        PyObject* tuple = PyTuple_New(2);
+        if (unlikely(!tuple)) {
+            return -1;
+        }
+        Py_INCREF(key);
+        Py_INCREF(value);
+        #if CYTHON_ASSUME_SAFE_MACROS
+        PyTuple_SET_ITEM(tuple, 0, key);
+        PyTuple_SET_ITEM(tuple, 1, value);
+        #else
+        if (unlikely(PyTuple_SetItem(tuple, 0, key) < 0)) {
+            Py_DECREF(value);
+            Py_DECREF(tuple);
+            return -1;
+        }
+        if (unlikely(PyTuple_SetItem(tuple, 1, value) < 0)) {
+            Py_DECREF(tuple);
+            return -1;
+        }
+        #endif
+        *pitem = tuple;
+    } else {
+        if (pkey) {
+            Py_INCREF(key);
+            *pkey = key;
+        }
+        if (pvalue) {
+            Py_INCREF(value);
+            *pvalue = value;
+        }
+    }
+    return 1;
+}
+#endif
+static CYTHON_INLINE int __Pyx_dict_iter_next(
+        PyObject* iter_obj, CYTHON_NCP_UNUSED Py_ssize_t orig_length, CYTHON_NCP_UNUSED Py_ssize_t* ppos,
+        PyObject** pkey, PyObject** pvalue, PyObject** pitem, int source_is_dict) {
+    PyObject* next_item;
+#if !CYTHON_AVOID_BORROWED_REFS
+    if (source_is_dict) {
+        int result;
+#if PY_VERSION_HEX >= 0x030d0000 && !CYTHON_COMPILING_IN_LIMITED_API
+        Py_BEGIN_CRITICAL_SECTION(iter_obj);
+#endif
+        result = __Pyx_dict_iter_next_source_is_dict(iter_obj, orig_length, ppos, pkey, pvalue, pitem);
+#if PY_VERSION_HEX >= 0x030d0000 && !CYTHON_COMPILING_IN_LIMITED_API
+        Py_END_CRITICAL_SECTION();
+#endif
+        return result;
+    } else if (PyTuple_CheckExact(iter_obj)) {
+        Py_ssize_t pos = *ppos;
+        Py_ssize_t tuple_size = __Pyx_PyTuple_GET_SIZE(iter_obj);
+        #if !CYTHON_ASSUME_SAFE_SIZE
+        if (unlikely(tuple_size < 0)) return -1;
+        #endif
+        if (unlikely(pos >= tuple_size)) return 0;
+        *ppos = pos + 1;
+        #if CYTHON_ASSUME_SAFE_MACROS
+        next_item = PyTuple_GET_ITEM(iter_obj, pos);
+        #else
+        next_item = PyTuple_GetItem(iter_obj, pos);
+        if (unlikely(!next_item)) return -1;
+        #endif
+        Py_INCREF(next_item);
+    } else if (PyList_CheckExact(iter_obj)) {
+        Py_ssize_t pos = *ppos;
+        Py_ssize_t list_size = __Pyx_PyList_GET_SIZE(iter_obj);
+        #if !CYTHON_ASSUME_SAFE_SIZE
+        if (unlikely(list_size < 0)) return -1;
+        #endif
+        if (unlikely(pos >= list_size)) return 0;
+        *ppos = pos + 1;
+        next_item = __Pyx_PyList_GET_ITEM_REF(iter_obj, pos, __Pyx_ReferenceSharing_OwnStrongReference);
+        if (unlikely(!next_item)) return -1;
+    } else
+#endif
+    {
+        next_item = PyIter_Next(iter_obj);
+        if (unlikely(!next_item)) {
+            return __Pyx_IterFinish();
+        }
+    }
+    if (pitem) {
+        *pitem = next_item;
+    } else if (pkey && pvalue) {
+        if (__Pyx_unpack_tuple2(next_item, pkey, pvalue, source_is_dict, source_is_dict, 1))
+            return -1;
+    } else if (pkey) {
+        *pkey = next_item;
+    } else {
+        *pvalue = next_item;
+    }
+    return 1;
+}
+
+/* dict_iter */
+static CYTHON_INLINE PyObject* __Pyx_dict_iterator(PyObject* iterable, int is_dict, PyObject* method_name,
+                                                   Py_ssize_t* p_orig_length, int* p_source_is_dict) {
+    is_dict = is_dict || likely(__Pyx_PyAnyDict_CheckExact(iterable));
+    *p_source_is_dict = is_dict;
+#if !CYTHON_AVOID_BORROWED_REFS
+    if (is_dict) {
+        *p_orig_length = PyDict_Size(iterable);
+        Py_INCREF(iterable);
+        return iterable;
+    }
+#endif
+    *p_orig_length = 0;
+    if (method_name) {
+        return __Pyx_dict_call_to_get_iterable(iterable, method_name);
+    } else {
+        return PyObject_GetIter(iterable);
+    }
+}
+
 /* AllocateExtensionType */
 static PyObject *__Pyx_AllocateExtensionType(PyTypeObject *t, int is_final) {
     if (is_final || likely(!__Pyx_PyType_HasFeature(t, Py_TPFLAGS_IS_ABSTRACT))) {
@@ -17235,17 +18000,6 @@ static PyObject *__Pyx_ApiExport_GetApiDict(void) {
 bad:
     Py_XDECREF(d);
     return NULL;
-}
-
-/* PyObjectCallMethod0 (used by PyType_Ready) */
-static CYTHON_INLINE PyObject* __Pyx_PyObject_CallMethod0(PyObject* obj, PyObject* method_name) {
-#if CYTHON_VECTORCALL && (__PYX_LIMITED_VERSION_HEX >= 0x030C0000 || !CYTHON_COMPILING_IN_LIMITED_API)
-    return PyObject_VectorcallMethod(method_name, &obj, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-#elif CYTHON_COMPILING_IN_LIMITED_API
-    return PyObject_CallMethodObjArgs(obj, method_name, NULL);
-#else
-    return PyObject_CallMethodNoArgs(obj, method_name);
-#endif
 }
 
 /* GetTypeDictOffset (used by ValidateBasesTuple) */
@@ -19347,6 +20101,124 @@ static PyTypeObject *__Pyx_Get_CyFunction_Type(void) {
     PyTypeObject *tp = __pyx_mstate_global->__pyx_CyFunctionType;
     Py_INCREF((PyObject*)tp);
     return tp;
+}
+
+/* CalculateMetaclass (used by Py3ClassCreate) */
+static PyObject *__Pyx_CalculateMetaclass(PyTypeObject *metaclass, PyObject *bases) {
+    Py_ssize_t i, nbases;
+#if CYTHON_ASSUME_SAFE_SIZE
+    nbases = PyTuple_GET_SIZE(bases);
+#else
+    nbases = PyTuple_Size(bases);
+    if (nbases < 0) return NULL;
+#endif
+    for (i=0; i < nbases; i++) {
+        PyTypeObject *tmptype;
+#if CYTHON_ASSUME_SAFE_MACROS
+        PyObject *tmp = PyTuple_GET_ITEM(bases, i);
+#else
+        PyObject *tmp = PyTuple_GetItem(bases, i);
+        if (!tmp) return NULL;
+#endif
+        tmptype = Py_TYPE(tmp);
+        if (!metaclass) {
+            metaclass = tmptype;
+            continue;
+        }
+        if (PyType_IsSubtype(metaclass, tmptype))
+            continue;
+        if (PyType_IsSubtype(tmptype, metaclass)) {
+            metaclass = tmptype;
+            continue;
+        }
+        PyErr_SetString(PyExc_TypeError,
+                        "metaclass conflict: "
+                        "the metaclass of a derived class "
+                        "must be a (non-strict) subclass "
+                        "of the metaclasses of all its bases");
+        return NULL;
+    }
+    if (!metaclass) {
+        metaclass = &PyType_Type;
+    }
+    Py_INCREF((PyObject*) metaclass);
+    return (PyObject*) metaclass;
+}
+
+/* PyObjectLookupSpecial (used by Py3ClassCreate) */
+#if CYTHON_USE_PYTYPE_LOOKUP && CYTHON_USE_TYPE_SLOTS
+static CYTHON_INLINE PyObject* __Pyx__PyObject_LookupSpecial(PyObject* obj, PyObject* attr_name, int with_error) {
+    PyObject *res;
+    PyTypeObject *tp = Py_TYPE(obj);
+    res = _PyType_Lookup(tp, attr_name);
+    if (likely(res)) {
+        descrgetfunc f = Py_TYPE(res)->tp_descr_get;
+        if (!f) {
+            Py_INCREF(res);
+        } else {
+            res = f(res, obj, (PyObject *)tp);
+        }
+    } else if (with_error) {
+        PyErr_SetObject(PyExc_AttributeError, attr_name);
+    }
+    return res;
+}
+#endif
+
+/* Py3ClassCreate */
+static PyObject *__Pyx_Py3MetaclassPrepare(PyObject *metaclass, PyObject *bases, PyObject *name,
+                                           PyObject *qualname, PyObject *mkw, PyObject *modname, PyObject *doc) {
+    PyObject *ns;
+    if (metaclass) {
+        PyObject *prep = __Pyx_PyObject_GetAttrStrNoError(metaclass, __pyx_mstate_global->__pyx_n_u_prepare);
+        if (prep) {
+            PyObject *pargs[3] = {NULL, name, bases};
+            ns = __Pyx_PyObject_FastCallDict(prep, pargs+1, 2 | __Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET, mkw);
+            Py_DECREF(prep);
+        } else {
+            if (unlikely(PyErr_Occurred()))
+                return NULL;
+            ns = PyDict_New();
+        }
+    } else {
+        ns = PyDict_New();
+    }
+    if (unlikely(!ns))
+        return NULL;
+    if (unlikely(PyObject_SetItem(ns, __pyx_mstate_global->__pyx_n_u_module, modname) < 0)) goto bad;
+    if (unlikely(PyObject_SetItem(ns, __pyx_mstate_global->__pyx_n_u_qualname, qualname) < 0)) goto bad;
+    if (unlikely(doc && PyObject_SetItem(ns, __pyx_mstate_global->__pyx_n_u_doc, doc) < 0)) goto bad;
+    return ns;
+bad:
+    Py_DECREF(ns);
+    return NULL;
+}
+static PyObject *__Pyx_Py3ClassCreate(PyObject *metaclass, PyObject *name, PyObject *bases,
+                                      PyObject *dict, PyObject *mkw,
+                                      int calculate_metaclass, int allow_py2_metaclass) {
+    PyObject *result;
+    PyObject *owned_metaclass = NULL;
+    PyObject *margs[4] = {NULL, name, bases, dict};
+    if (allow_py2_metaclass) {
+        owned_metaclass = PyObject_GetItem(dict, __pyx_mstate_global->__pyx_n_u_metaclass);
+        if (owned_metaclass) {
+            metaclass = owned_metaclass;
+        } else if (likely(PyErr_ExceptionMatches(PyExc_KeyError))) {
+            PyErr_Clear();
+        } else {
+            return NULL;
+        }
+    }
+    if (calculate_metaclass && (!metaclass || PyType_Check(metaclass))) {
+        metaclass = __Pyx_CalculateMetaclass((PyTypeObject*) metaclass, bases);
+        Py_XDECREF(owned_metaclass);
+        if (unlikely(!metaclass))
+            return NULL;
+        owned_metaclass = metaclass;
+    }
+    result = __Pyx_PyObject_FastCallDict(metaclass, margs+1, 3 | __Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET, mkw);
+    Py_XDECREF(owned_metaclass);
+    return result;
 }
 
 /* CLineInTraceback (used by AddTraceback) */

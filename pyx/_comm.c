@@ -4943,7 +4943,7 @@ static int __pyx_pf_6hetccl_5_comm_4Comm___cinit__(struct __pyx_obj_6hetccl_5_co
  *         self.size = membership.size
  *         self.islands = membership.islands             # <<<<<<<<<<<<<<
  *         self.members = membership.members
- *         self.executor = Executor(membership.segment, membership.settings.timeout, membership.spin_us, membership.crowded)
+ *         self.executor = Executor(membership.segment, membership.settings.timeout, membership.settings.spin_us, membership.crowded)
 */
   __pyx_t_1 = __Pyx_PyObject_GetAttrStr(__pyx_v_membership, __pyx_mstate_global->__pyx_n_u_islands); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 100, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
@@ -4957,7 +4957,7 @@ static int __pyx_pf_6hetccl_5_comm_4Comm___cinit__(struct __pyx_obj_6hetccl_5_co
  *         self.size = membership.size
  *         self.islands = membership.islands
  *         self.members = membership.members             # <<<<<<<<<<<<<<
- *         self.executor = Executor(membership.segment, membership.settings.timeout, membership.spin_us, membership.crowded)
+ *         self.executor = Executor(membership.segment, membership.settings.timeout, membership.settings.spin_us, membership.crowded)
  *         self.choices = [None] * ((ALLTOALL_IN_PLACE + 1) * self.size)
 */
   __pyx_t_1 = __Pyx_PyObject_GetAttrStr(__pyx_v_membership, __pyx_mstate_global->__pyx_n_u_members); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 101, __pyx_L1_error)
@@ -4971,7 +4971,7 @@ static int __pyx_pf_6hetccl_5_comm_4Comm___cinit__(struct __pyx_obj_6hetccl_5_co
   /* "hetccl/_comm.pyx":102
  *         self.islands = membership.islands
  *         self.members = membership.members
- *         self.executor = Executor(membership.segment, membership.settings.timeout, membership.spin_us, membership.crowded)             # <<<<<<<<<<<<<<
+ *         self.executor = Executor(membership.segment, membership.settings.timeout, membership.settings.spin_us, membership.crowded)             # <<<<<<<<<<<<<<
  *         self.choices = [None] * ((ALLTOALL_IN_PLACE + 1) * self.size)
  *         self.collective_lock = Lock()
 */
@@ -4983,19 +4983,22 @@ static int __pyx_pf_6hetccl_5_comm_4Comm___cinit__(struct __pyx_obj_6hetccl_5_co
   __pyx_t_6 = __Pyx_PyObject_GetAttrStr(__pyx_t_5, __pyx_mstate_global->__pyx_n_u_timeout); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 102, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
-  __pyx_t_5 = __Pyx_PyObject_GetAttrStr(__pyx_v_membership, __pyx_mstate_global->__pyx_n_u_spin_us); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 102, __pyx_L1_error)
+  __pyx_t_5 = __Pyx_PyObject_GetAttrStr(__pyx_v_membership, __pyx_mstate_global->__pyx_n_u_settings); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 102, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_5);
-  __pyx_t_7 = __Pyx_PyObject_GetAttrStr(__pyx_v_membership, __pyx_mstate_global->__pyx_n_u_crowded); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 102, __pyx_L1_error)
+  __pyx_t_7 = __Pyx_PyObject_GetAttrStr(__pyx_t_5, __pyx_mstate_global->__pyx_n_u_spin_us); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 102, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_7);
+  __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
+  __pyx_t_5 = __Pyx_PyObject_GetAttrStr(__pyx_v_membership, __pyx_mstate_global->__pyx_n_u_crowded); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 102, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_5);
   __pyx_t_8 = 1;
   {
-    PyObject *__pyx_callargs[5] = {__pyx_t_3, __pyx_t_4, __pyx_t_6, __pyx_t_5, __pyx_t_7};
+    PyObject *__pyx_callargs[5] = {__pyx_t_3, __pyx_t_4, __pyx_t_6, __pyx_t_7, __pyx_t_5};
     __pyx_t_1 = __Pyx_PyObject_FastCall((PyObject*)__pyx_mstate_global->__pyx_ptype_6hetccl_9_executor_Executor, __pyx_callargs+__pyx_t_8, (5-__pyx_t_8) | (__pyx_t_8*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
     __Pyx_XDECREF(__pyx_t_3); __pyx_t_3 = 0;
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
     __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
-    __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
     __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
+    __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
     if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 102, __pyx_L1_error)
     __Pyx_GOTREF((PyObject *)__pyx_t_1);
   }
@@ -5006,7 +5009,7 @@ static int __pyx_pf_6hetccl_5_comm_4Comm___cinit__(struct __pyx_obj_6hetccl_5_co
 
   /* "hetccl/_comm.pyx":103
  *         self.members = membership.members
- *         self.executor = Executor(membership.segment, membership.settings.timeout, membership.spin_us, membership.crowded)
+ *         self.executor = Executor(membership.segment, membership.settings.timeout, membership.settings.spin_us, membership.crowded)
  *         self.choices = [None] * ((ALLTOALL_IN_PLACE + 1) * self.size)             # <<<<<<<<<<<<<<
  *         self.collective_lock = Lock()
  *         self.send_lock = Lock()
@@ -5029,18 +5032,18 @@ static int __pyx_pf_6hetccl_5_comm_4Comm___cinit__(struct __pyx_obj_6hetccl_5_co
   __pyx_t_1 = 0;
 
   /* "hetccl/_comm.pyx":104
- *         self.executor = Executor(membership.segment, membership.settings.timeout, membership.spin_us, membership.crowded)
+ *         self.executor = Executor(membership.segment, membership.settings.timeout, membership.settings.spin_us, membership.crowded)
  *         self.choices = [None] * ((ALLTOALL_IN_PLACE + 1) * self.size)
  *         self.collective_lock = Lock()             # <<<<<<<<<<<<<<
  *         self.send_lock = Lock()
  *         self.recv_lock = Lock()
 */
-  __pyx_t_7 = NULL;
+  __pyx_t_5 = NULL;
   __pyx_t_8 = 1;
   {
-    PyObject *__pyx_callargs[2] = {__pyx_t_7, NULL};
+    PyObject *__pyx_callargs[2] = {__pyx_t_5, NULL};
     __pyx_t_1 = __Pyx_PyObject_FastCall((PyObject*)__pyx_mstate_global->__pyx_ptype_6hetccl_5_lock_Lock, __pyx_callargs+__pyx_t_8, (1-__pyx_t_8) | (__pyx_t_8*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
-    __Pyx_XDECREF(__pyx_t_7); __pyx_t_7 = 0;
+    __Pyx_XDECREF(__pyx_t_5); __pyx_t_5 = 0;
     if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 104, __pyx_L1_error)
     __Pyx_GOTREF((PyObject *)__pyx_t_1);
   }
@@ -5056,12 +5059,12 @@ static int __pyx_pf_6hetccl_5_comm_4Comm___cinit__(struct __pyx_obj_6hetccl_5_co
  *         self.recv_lock = Lock()
  *         self.check = membership.settings.check
 */
-  __pyx_t_7 = NULL;
+  __pyx_t_5 = NULL;
   __pyx_t_8 = 1;
   {
-    PyObject *__pyx_callargs[2] = {__pyx_t_7, NULL};
+    PyObject *__pyx_callargs[2] = {__pyx_t_5, NULL};
     __pyx_t_1 = __Pyx_PyObject_FastCall((PyObject*)__pyx_mstate_global->__pyx_ptype_6hetccl_5_lock_Lock, __pyx_callargs+__pyx_t_8, (1-__pyx_t_8) | (__pyx_t_8*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
-    __Pyx_XDECREF(__pyx_t_7); __pyx_t_7 = 0;
+    __Pyx_XDECREF(__pyx_t_5); __pyx_t_5 = 0;
     if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 105, __pyx_L1_error)
     __Pyx_GOTREF((PyObject *)__pyx_t_1);
   }
@@ -5077,12 +5080,12 @@ static int __pyx_pf_6hetccl_5_comm_4Comm___cinit__(struct __pyx_obj_6hetccl_5_co
  *         self.check = membership.settings.check
  *         self.generation = forks
 */
-  __pyx_t_7 = NULL;
+  __pyx_t_5 = NULL;
   __pyx_t_8 = 1;
   {
-    PyObject *__pyx_callargs[2] = {__pyx_t_7, NULL};
+    PyObject *__pyx_callargs[2] = {__pyx_t_5, NULL};
     __pyx_t_1 = __Pyx_PyObject_FastCall((PyObject*)__pyx_mstate_global->__pyx_ptype_6hetccl_5_lock_Lock, __pyx_callargs+__pyx_t_8, (1-__pyx_t_8) | (__pyx_t_8*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
-    __Pyx_XDECREF(__pyx_t_7); __pyx_t_7 = 0;
+    __Pyx_XDECREF(__pyx_t_5); __pyx_t_5 = 0;
     if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 106, __pyx_L1_error)
     __Pyx_GOTREF((PyObject *)__pyx_t_1);
   }
@@ -5100,11 +5103,11 @@ static int __pyx_pf_6hetccl_5_comm_4Comm___cinit__(struct __pyx_obj_6hetccl_5_co
 */
   __pyx_t_1 = __Pyx_PyObject_GetAttrStr(__pyx_v_membership, __pyx_mstate_global->__pyx_n_u_settings); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 107, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
-  __pyx_t_7 = __Pyx_PyObject_GetAttrStr(__pyx_t_1, __pyx_mstate_global->__pyx_n_u_check); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 107, __pyx_L1_error)
-  __Pyx_GOTREF(__pyx_t_7);
+  __pyx_t_5 = __Pyx_PyObject_GetAttrStr(__pyx_t_1, __pyx_mstate_global->__pyx_n_u_check); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 107, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_5);
   __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
-  __pyx_t_10 = __Pyx_PyObject_IsTrue(__pyx_t_7); if (unlikely((__pyx_t_10 == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 107, __pyx_L1_error)
-  __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
+  __pyx_t_10 = __Pyx_PyObject_IsTrue(__pyx_t_5); if (unlikely((__pyx_t_10 == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 107, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
   __pyx_v_self->check = __pyx_t_10;
 
   /* "hetccl/_comm.pyx":108

@@ -5,7 +5,11 @@
     "distutils": {
         "depends": [
             "include/hetccl/abi.h",
+            "include/hetccl/arrays.h",
             "include/hetccl/process.h",
+            "include/hetccl/reduce.h",
+            "include/hetccl/reduce_loops.h",
+            "include/hetccl/reduce_ops.h",
             "include/hetccl/shm.h",
             "include/hetccl/transport.h"
         ],
@@ -1729,7 +1733,7 @@ enum  {
   __pyx_e_6hetccl_4_shm_CELLS_PER_RING = 8
 };
 
-/* "hetccl/_shm.pyx":166
+/* "hetccl/_shm.pyx":170
  *             for receive in range(2):
  *                 for peer in range(self.nranks):
  *                     sender, receiver = (peer, self.rank) if receive else (self.rank, peer)             # <<<<<<<<<<<<<<
@@ -1763,7 +1767,7 @@ struct __pyx_obj_6hetccl_4_shm_Segment {
 };
 
 
-/* "hetccl/_shm.pyx":55
+/* "hetccl/_shm.pyx":59
  * 
  * 
  * def cell_bytes_for(int nranks):             # <<<<<<<<<<<<<<
@@ -1776,7 +1780,7 @@ struct __pyx_obj_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for {
 };
 
 
-/* "hetccl/_shm.pyx":57
+/* "hetccl/_shm.pyx":61
  * def cell_bytes_for(int nranks):
  *     """Bytes of one cell for a communicator of nranks."""
  *     return next(nbytes for most, nbytes in CELL_BYTES if most is None or nranks <= most)             # <<<<<<<<<<<<<<
@@ -1795,7 +1799,7 @@ struct __pyx_obj_6hetccl_4_shm___pyx_scope_struct_1_genexpr {
 };
 
 
-/* "hetccl/_shm.pyx":177
+/* "hetccl/_shm.pyx":181
  *                     link.eager_max = EAGER_MAX_BYTES if single_copy and readable[receiver * n + sender] else <size_t>-1
  * 
  *     def single_copy_peers(self):             # <<<<<<<<<<<<<<
@@ -1808,7 +1812,7 @@ struct __pyx_obj_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers {
 };
 
 
-/* "hetccl/_shm.pyx":179
+/* "hetccl/_shm.pyx":183
  *     def single_copy_peers(self):
  *         """Ranks to which this rank's large messages go by address."""
  *         return tuple(peer for peer in range(self.nranks)             # <<<<<<<<<<<<<<
@@ -1827,7 +1831,7 @@ struct __pyx_obj_6hetccl_4_shm___pyx_scope_struct_3_genexpr {
 
 
 
-/* "hetccl/_shm.pyx":91
+/* "hetccl/_shm.pyx":95
  * 
  * 
  * cdef class Segment:             # <<<<<<<<<<<<<<
@@ -2819,9 +2823,6 @@ static void __pyx_insert_code_object(int code_line, __Pyx_CachedCodeObjectType* 
 static void __Pyx_AddTraceback(const char *funcname, int c_line,
                                int py_line, const char *filename);
 
-/* CIntFromPy.proto */
-static CYTHON_INLINE int __Pyx_PyLong_As_int(PyObject *);
-
 /* PyObjectVectorcallKwds.proto (used by PyObjectVectorcallMethodKwds) */
 #if CYTHON_VECTORCALL
 #define __Pyx_Object_VectorcallKwds PyObject_Vectorcall
@@ -2838,6 +2839,12 @@ CYTHON_UNUSED static int __Pyx_CheckVectorcallKwarg(PyObject **kwnames, Py_ssize
 #else
 static PyObject *__Pyx_Object_VectorcallMethodKwds(PyObject *name, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 #endif
+
+/* CIntToPy.proto */
+static CYTHON_INLINE PyObject* __Pyx_PyLong_From___pyx_anon_enum(int value);
+
+/* CIntFromPy.proto */
+static CYTHON_INLINE int __Pyx_PyLong_As_int(PyObject *);
 
 /* CIntToPy.proto */
 static CYTHON_INLINE PyObject* __Pyx_PyLong_From_int(int value);
@@ -3239,7 +3246,7 @@ namespace {
     __Pyx_CachedCFunction __pyx_umethod_PyDict_Type_values;
     PyObject *__pyx_tuple[5];
     PyObject *__pyx_codeobj_tab[10];
-    PyObject *__pyx_string_tab[120];
+    PyObject *__pyx_string_tab[121];
     PyObject *__pyx_number_tab[9];
 /* #### Code section: module_state_contents ### */
 /* IterNextPlain.module_state_decls */
@@ -3340,98 +3347,99 @@ static __pyx_mstatetype * const __pyx_mstate_global = &__pyx_mstate_global_stati
 #define __pyx_n_u_MFD_CLOEXEC __pyx_string_tab[25]
 #define __pyx_n_u_O_CLOEXEC __pyx_string_tab[26]
 #define __pyx_n_u_O_RDWR __pyx_string_tab[27]
-#define __pyx_n_u_Segment __pyx_string_tab[28]
-#define __pyx_n_u_Segment___reduce_cython __pyx_string_tab[29]
-#define __pyx_n_u_Segment___setstate_cython __pyx_string_tab[30]
-#define __pyx_n_u_Segment_close __pyx_string_tab[31]
-#define __pyx_n_u_Segment_connect __pyx_string_tab[32]
-#define __pyx_n_u_Segment_probe_peers __pyx_string_tab[33]
-#define __pyx_n_u_Segment_single_copy_peers __pyx_string_tab[34]
-#define __pyx_n_u_Pyx_PyDict_NextRef __pyx_string_tab[35]
-#define __pyx_n_u_annotate __pyx_string_tab[36]
-#define __pyx_n_u_func __pyx_string_tab[37]
-#define __pyx_n_u_getstate __pyx_string_tab[38]
-#define __pyx_n_u_main __pyx_string_tab[39]
-#define __pyx_n_u_module __pyx_string_tab[40]
-#define __pyx_n_u_name __pyx_string_tab[41]
-#define __pyx_n_u_pyx_state __pyx_string_tab[42]
-#define __pyx_n_u_pyx_vtable __pyx_string_tab[43]
-#define __pyx_n_u_qualname __pyx_string_tab[44]
-#define __pyx_n_u_reduce __pyx_string_tab[45]
-#define __pyx_n_u_reduce_cython __pyx_string_tab[46]
-#define __pyx_n_u_reduce_ex __pyx_string_tab[47]
-#define __pyx_n_u_set_name __pyx_string_tab[48]
-#define __pyx_n_u_setstate __pyx_string_tab[49]
-#define __pyx_n_u_setstate_cython __pyx_string_tab[50]
-#define __pyx_n_u_test __pyx_string_tab[51]
-#define __pyx_n_u_is_coroutine __pyx_string_tab[52]
-#define __pyx_n_u_asyncio_coroutines __pyx_string_tab[53]
-#define __pyx_n_u_base __pyx_string_tab[54]
-#define __pyx_n_u_cell_bytes __pyx_string_tab[55]
-#define __pyx_n_u_cell_bytes_for __pyx_string_tab[56]
-#define __pyx_n_u_cell_bytes_for_locals_genexpr __pyx_string_tab[57]
-#define __pyx_n_u_cline_in_traceback __pyx_string_tab[58]
-#define __pyx_n_u_close __pyx_string_tab[59]
-#define __pyx_n_u_connect __pyx_string_tab[60]
-#define __pyx_n_u_create __pyx_string_tab[61]
-#define __pyx_n_u_fchmod __pyx_string_tab[62]
-#define __pyx_n_u_fcntl __pyx_string_tab[63]
-#define __pyx_n_u_fd __pyx_string_tab[64]
-#define __pyx_n_u_fstat __pyx_string_tab[65]
-#define __pyx_n_u_ftruncate __pyx_string_tab[66]
-#define __pyx_n_u_genexpr __pyx_string_tab[67]
-#define __pyx_n_u_getpid __pyx_string_tab[68]
-#define __pyx_n_u_header __pyx_string_tab[69]
-#define __pyx_n_u_hetccl __pyx_string_tab[70]
-#define __pyx_n_u_hetccl__shm __pyx_string_tab[71]
-#define __pyx_n_u_hetccl_errors __pyx_string_tab[72]
-#define __pyx_n_u_items __pyx_string_tab[73]
-#define __pyx_n_u_link __pyx_string_tab[74]
-#define __pyx_n_u_memfd_create __pyx_string_tab[75]
-#define __pyx_n_u_most __pyx_string_tab[76]
-#define __pyx_n_u_msg __pyx_string_tab[77]
-#define __pyx_n_u_n __pyx_string_tab[78]
-#define __pyx_n_u_nbytes __pyx_string_tab[79]
-#define __pyx_n_u_next __pyx_string_tab[80]
-#define __pyx_n_u_nranks __pyx_string_tab[81]
-#define __pyx_n_u_open __pyx_string_tab[82]
-#define __pyx_n_u_os __pyx_string_tab[83]
-#define __pyx_n_u_path __pyx_string_tab[84]
-#define __pyx_n_u_peer __pyx_string_tab[85]
-#define __pyx_n_u_pop __pyx_string_tab[86]
-#define __pyx_n_u_probe_peers __pyx_string_tab[87]
-#define __pyx_n_u_pwrite __pyx_string_tab[88]
-#define __pyx_n_u_rank __pyx_string_tab[89]
-#define __pyx_n_u_readable __pyx_string_tab[90]
-#define __pyx_n_u_receive __pyx_string_tab[91]
-#define __pyx_n_u_receiver __pyx_string_tab[92]
-#define __pyx_n_u_refused __pyx_string_tab[93]
-#define __pyx_n_u_ring __pyx_string_tab[94]
-#define __pyx_n_u_secret __pyx_string_tab[95]
-#define __pyx_n_u_self __pyx_string_tab[96]
-#define __pyx_n_u_send __pyx_string_tab[97]
-#define __pyx_n_u_sender __pyx_string_tab[98]
-#define __pyx_n_u_setdefault __pyx_string_tab[99]
-#define __pyx_n_u_single_copy __pyx_string_tab[100]
-#define __pyx_n_u_single_copy_peers __pyx_string_tab[101]
-#define __pyx_n_u_single_copy_peers_locals_genexpr __pyx_string_tab[102]
-#define __pyx_n_u_st_size __pyx_string_tab[103]
-#define __pyx_n_u_status __pyx_string_tab[104]
-#define __pyx_n_u_strerror __pyx_string_tab[105]
-#define __pyx_n_u_throw __pyx_string_tab[106]
-#define __pyx_n_u_traffic __pyx_string_tab[107]
-#define __pyx_n_u_value __pyx_string_tab[108]
-#define __pyx_n_u_values __pyx_string_tab[109]
-#define __pyx_n_u_word __pyx_string_tab[110]
-#define __pyx_kp_b_iso88591_Q_2 __pyx_string_tab[111]
-#define __pyx_kp_b_iso88591_4q __pyx_string_tab[112]
-#define __pyx_kp_b_iso88591_1A_2B_1HCwa_1_6_xq_A_A_2_Ba_a_A __pyx_string_tab[113]
-#define __pyx_kp_b_iso88591_A_4vS_t1_HA_2WCs_a_q_F_1_avT __pyx_string_tab[114]
-#define __pyx_kp_b_iso88591_A_uAQ __pyx_string_tab[115]
-#define __pyx_kp_b_iso88591_A_A_V2_C1A_KuAQ_5_HE_a_Kq_d_N_gU __pyx_string_tab[116]
-#define __pyx_kp_b_iso88591_A_V2_C1D_QSSWW___ccd_aq_c_aq_S_q __pyx_string_tab[117]
-#define __pyx_kp_b_iso88591__3 __pyx_string_tab[118]
-#define __pyx_kp_b_iso88591_Q __pyx_string_tab[119]
+#define __pyx_n_u_SECRET_BYTES __pyx_string_tab[28]
+#define __pyx_n_u_Segment __pyx_string_tab[29]
+#define __pyx_n_u_Segment___reduce_cython __pyx_string_tab[30]
+#define __pyx_n_u_Segment___setstate_cython __pyx_string_tab[31]
+#define __pyx_n_u_Segment_close __pyx_string_tab[32]
+#define __pyx_n_u_Segment_connect __pyx_string_tab[33]
+#define __pyx_n_u_Segment_probe_peers __pyx_string_tab[34]
+#define __pyx_n_u_Segment_single_copy_peers __pyx_string_tab[35]
+#define __pyx_n_u_Pyx_PyDict_NextRef __pyx_string_tab[36]
+#define __pyx_n_u_annotate __pyx_string_tab[37]
+#define __pyx_n_u_func __pyx_string_tab[38]
+#define __pyx_n_u_getstate __pyx_string_tab[39]
+#define __pyx_n_u_main __pyx_string_tab[40]
+#define __pyx_n_u_module __pyx_string_tab[41]
+#define __pyx_n_u_name __pyx_string_tab[42]
+#define __pyx_n_u_pyx_state __pyx_string_tab[43]
+#define __pyx_n_u_pyx_vtable __pyx_string_tab[44]
+#define __pyx_n_u_qualname __pyx_string_tab[45]
+#define __pyx_n_u_reduce __pyx_string_tab[46]
+#define __pyx_n_u_reduce_cython __pyx_string_tab[47]
+#define __pyx_n_u_reduce_ex __pyx_string_tab[48]
+#define __pyx_n_u_set_name __pyx_string_tab[49]
+#define __pyx_n_u_setstate __pyx_string_tab[50]
+#define __pyx_n_u_setstate_cython __pyx_string_tab[51]
+#define __pyx_n_u_test __pyx_string_tab[52]
+#define __pyx_n_u_is_coroutine __pyx_string_tab[53]
+#define __pyx_n_u_asyncio_coroutines __pyx_string_tab[54]
+#define __pyx_n_u_base __pyx_string_tab[55]
+#define __pyx_n_u_cell_bytes __pyx_string_tab[56]
+#define __pyx_n_u_cell_bytes_for __pyx_string_tab[57]
+#define __pyx_n_u_cell_bytes_for_locals_genexpr __pyx_string_tab[58]
+#define __pyx_n_u_cline_in_traceback __pyx_string_tab[59]
+#define __pyx_n_u_close __pyx_string_tab[60]
+#define __pyx_n_u_connect __pyx_string_tab[61]
+#define __pyx_n_u_create __pyx_string_tab[62]
+#define __pyx_n_u_fchmod __pyx_string_tab[63]
+#define __pyx_n_u_fcntl __pyx_string_tab[64]
+#define __pyx_n_u_fd __pyx_string_tab[65]
+#define __pyx_n_u_fstat __pyx_string_tab[66]
+#define __pyx_n_u_ftruncate __pyx_string_tab[67]
+#define __pyx_n_u_genexpr __pyx_string_tab[68]
+#define __pyx_n_u_getpid __pyx_string_tab[69]
+#define __pyx_n_u_header __pyx_string_tab[70]
+#define __pyx_n_u_hetccl __pyx_string_tab[71]
+#define __pyx_n_u_hetccl__shm __pyx_string_tab[72]
+#define __pyx_n_u_hetccl_errors __pyx_string_tab[73]
+#define __pyx_n_u_items __pyx_string_tab[74]
+#define __pyx_n_u_link __pyx_string_tab[75]
+#define __pyx_n_u_memfd_create __pyx_string_tab[76]
+#define __pyx_n_u_most __pyx_string_tab[77]
+#define __pyx_n_u_msg __pyx_string_tab[78]
+#define __pyx_n_u_n __pyx_string_tab[79]
+#define __pyx_n_u_nbytes __pyx_string_tab[80]
+#define __pyx_n_u_next __pyx_string_tab[81]
+#define __pyx_n_u_nranks __pyx_string_tab[82]
+#define __pyx_n_u_open __pyx_string_tab[83]
+#define __pyx_n_u_os __pyx_string_tab[84]
+#define __pyx_n_u_path __pyx_string_tab[85]
+#define __pyx_n_u_peer __pyx_string_tab[86]
+#define __pyx_n_u_pop __pyx_string_tab[87]
+#define __pyx_n_u_probe_peers __pyx_string_tab[88]
+#define __pyx_n_u_pwrite __pyx_string_tab[89]
+#define __pyx_n_u_rank __pyx_string_tab[90]
+#define __pyx_n_u_readable __pyx_string_tab[91]
+#define __pyx_n_u_receive __pyx_string_tab[92]
+#define __pyx_n_u_receiver __pyx_string_tab[93]
+#define __pyx_n_u_refused __pyx_string_tab[94]
+#define __pyx_n_u_ring __pyx_string_tab[95]
+#define __pyx_n_u_secret __pyx_string_tab[96]
+#define __pyx_n_u_self __pyx_string_tab[97]
+#define __pyx_n_u_send __pyx_string_tab[98]
+#define __pyx_n_u_sender __pyx_string_tab[99]
+#define __pyx_n_u_setdefault __pyx_string_tab[100]
+#define __pyx_n_u_single_copy __pyx_string_tab[101]
+#define __pyx_n_u_single_copy_peers __pyx_string_tab[102]
+#define __pyx_n_u_single_copy_peers_locals_genexpr __pyx_string_tab[103]
+#define __pyx_n_u_st_size __pyx_string_tab[104]
+#define __pyx_n_u_status __pyx_string_tab[105]
+#define __pyx_n_u_strerror __pyx_string_tab[106]
+#define __pyx_n_u_throw __pyx_string_tab[107]
+#define __pyx_n_u_traffic __pyx_string_tab[108]
+#define __pyx_n_u_value __pyx_string_tab[109]
+#define __pyx_n_u_values __pyx_string_tab[110]
+#define __pyx_n_u_word __pyx_string_tab[111]
+#define __pyx_kp_b_iso88591_Q_2 __pyx_string_tab[112]
+#define __pyx_kp_b_iso88591_4q __pyx_string_tab[113]
+#define __pyx_kp_b_iso88591_1A_2B_1HCwa_1_6_xq_A_A_2_Ba_a_A __pyx_string_tab[114]
+#define __pyx_kp_b_iso88591_A_4vS_t1_HA_2WCs_a_q_F_1_avT __pyx_string_tab[115]
+#define __pyx_kp_b_iso88591_A_uAQ __pyx_string_tab[116]
+#define __pyx_kp_b_iso88591_A_A_V2_C1A_KuAQ_5_HE_a_Kq_d_N_gU __pyx_string_tab[117]
+#define __pyx_kp_b_iso88591_A_V2_C1D_QSSWW___ccd_aq_c_aq_S_q __pyx_string_tab[118]
+#define __pyx_kp_b_iso88591__3 __pyx_string_tab[119]
+#define __pyx_kp_b_iso88591_Q __pyx_string_tab[120]
 #define __pyx_int_0 __pyx_number_tab[0]
 #define __pyx_int_8 __pyx_number_tab[1]
 #define __pyx_int_16 __pyx_number_tab[2]
@@ -3470,7 +3478,7 @@ static CYTHON_SMALL_CODE int __pyx_m_clear(PyObject *m) {
   Py_CLEAR(clear_module_state->__pyx_umethod_PyDict_Type_values.method);
   for (int i=0; i<5; ++i) { Py_CLEAR(clear_module_state->__pyx_tuple[i]); }
   for (int i=0; i<10; ++i) { Py_CLEAR(clear_module_state->__pyx_codeobj_tab[i]); }
-  for (int i=0; i<120; ++i) { Py_CLEAR(clear_module_state->__pyx_string_tab[i]); }
+  for (int i=0; i<121; ++i) { Py_CLEAR(clear_module_state->__pyx_string_tab[i]); }
   for (int i=0; i<9; ++i) { Py_CLEAR(clear_module_state->__pyx_number_tab[i]); }
 /* #### Code section: module_state_clear_contents ### */
 /* CommonTypesMetaclass.module_state_clear */
@@ -3512,7 +3520,7 @@ static CYTHON_SMALL_CODE int __pyx_m_traverse(PyObject *m, visitproc visit, void
   Py_VISIT(traverse_module_state->__pyx_umethod_PyDict_Type_values.method);
   for (int i=0; i<5; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_tuple[i]); }
   for (int i=0; i<10; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_codeobj_tab[i]); }
-  for (int i=0; i<120; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_string_tab[i]); }
+  for (int i=0; i<121; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_string_tab[i]); }
   for (int i=0; i<9; ++i) { __Pyx_VISIT_CONST(traverse_module_state->__pyx_number_tab[i]); }
 /* #### Code section: module_state_traverse_contents ### */
 /* CommonTypesMetaclass.module_state_traverse */
@@ -3530,7 +3538,7 @@ return 0;
 #endif
 /* #### Code section: module_code ### */
 
-/* "hetccl/_shm.pyx":55
+/* "hetccl/_shm.pyx":59
  * 
  * 
  * def cell_bytes_for(int nranks):             # <<<<<<<<<<<<<<
@@ -3578,32 +3586,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_nranks,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 55, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 59, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 55, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 59, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "cell_bytes_for", 0) < (0)) __PYX_ERR(0, 55, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "cell_bytes_for", 0) < (0)) __PYX_ERR(0, 59, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("cell_bytes_for", 1, 1, 1, i); __PYX_ERR(0, 55, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("cell_bytes_for", 1, 1, 1, i); __PYX_ERR(0, 59, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 55, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 59, __pyx_L3_error)
     }
-    __pyx_v_nranks = __Pyx_PyLong_As_int(values[0]); if (unlikely((__pyx_v_nranks == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 55, __pyx_L3_error)
+    __pyx_v_nranks = __Pyx_PyLong_As_int(values[0]); if (unlikely((__pyx_v_nranks == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 59, __pyx_L3_error)
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("cell_bytes_for", 1, 1, 1, __pyx_nargs); __PYX_ERR(0, 55, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("cell_bytes_for", 1, 1, 1, __pyx_nargs); __PYX_ERR(0, 59, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -3626,7 +3634,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
 }
 static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_CoroutineObject *__pyx_generator, CYTHON_UNUSED PyThreadState *__pyx_tstate, PyObject *__pyx_sent_value); /* proto */
 
-/* "hetccl/_shm.pyx":57
+/* "hetccl/_shm.pyx":61
  * def cell_bytes_for(int nranks):
  *     """Bytes of one cell for a communicator of nranks."""
  *     return next(nbytes for most, nbytes in CELL_BYTES if most is None or nranks <= most)             # <<<<<<<<<<<<<<
@@ -3646,7 +3654,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_14cell_bytes_for_genexpr(PyObject *__pyx
   if (unlikely(!__pyx_cur_scope)) {
     __pyx_cur_scope = ((struct __pyx_obj_6hetccl_4_shm___pyx_scope_struct_1_genexpr *)Py_None);
     __Pyx_INCREF(Py_None);
-    __PYX_ERR(0, 57, __pyx_L1_error)
+    __PYX_ERR(0, 61, __pyx_L1_error)
   } else {
     __Pyx_GOTREF((PyObject *)__pyx_cur_scope);
   }
@@ -3657,7 +3665,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_14cell_bytes_for_genexpr(PyObject *__pyx
   __Pyx_INCREF(__pyx_cur_scope->__pyx_genexpr_arg_0);
   __Pyx_GIVEREF(__pyx_cur_scope->__pyx_genexpr_arg_0);
   {
-    __pyx_CoroutineObject *gen = __Pyx_Generator_New((__pyx_coroutine_body_t) __pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[0]), (PyObject *) __pyx_cur_scope, __pyx_mstate_global->__pyx_n_u_genexpr, __pyx_mstate_global->__pyx_n_u_cell_bytes_for_locals_genexpr, __pyx_mstate_global->__pyx_n_u_hetccl__shm); if (unlikely(!gen)) __PYX_ERR(0, 57, __pyx_L1_error)
+    __pyx_CoroutineObject *gen = __Pyx_Generator_New((__pyx_coroutine_body_t) __pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[0]), (PyObject *) __pyx_cur_scope, __pyx_mstate_global->__pyx_n_u_genexpr, __pyx_mstate_global->__pyx_n_u_cell_bytes_for_locals_genexpr, __pyx_mstate_global->__pyx_n_u_hetccl__shm); if (unlikely(!gen)) __PYX_ERR(0, 61, __pyx_L1_error)
     __Pyx_DECREF(__pyx_cur_scope);
     __Pyx_RefNannyFinishContext();
     return (PyObject *) gen;
@@ -3702,17 +3710,17 @@ static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_Corout
   __pyx_L3_first_run:;
   if (unlikely(__pyx_sent_value != Py_None)) {
     if (unlikely(__pyx_sent_value)) PyErr_SetString(PyExc_TypeError, "can't send non-None value to a just-started generator");
-    __PYX_ERR(0, 57, __pyx_L1_error)
+    __PYX_ERR(0, 61, __pyx_L1_error)
   }
-  if (unlikely(!__pyx_cur_scope->__pyx_genexpr_arg_0)) { __Pyx_RaiseUnboundLocalError(".0"); __PYX_ERR(0, 57, __pyx_L1_error) }
+  if (unlikely(!__pyx_cur_scope->__pyx_genexpr_arg_0)) { __Pyx_RaiseUnboundLocalError(".0"); __PYX_ERR(0, 61, __pyx_L1_error) }
   if (likely(PyList_CheckExact(__pyx_cur_scope->__pyx_genexpr_arg_0)) || PyTuple_CheckExact(__pyx_cur_scope->__pyx_genexpr_arg_0)) {
     __pyx_t_1 = __pyx_cur_scope->__pyx_genexpr_arg_0; __Pyx_INCREF(__pyx_t_1);
     __pyx_t_2 = 0;
     __pyx_t_3 = NULL;
   } else {
-    __pyx_t_2 = -1; __pyx_t_1 = PyObject_GetIter(__pyx_cur_scope->__pyx_genexpr_arg_0); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 57, __pyx_L1_error)
+    __pyx_t_2 = -1; __pyx_t_1 = PyObject_GetIter(__pyx_cur_scope->__pyx_genexpr_arg_0); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 61, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_1);
-    __pyx_t_3 = (CYTHON_COMPILING_IN_LIMITED_API) ? PyIter_Next : __Pyx_PyObject_GetIterNextFunc(__pyx_t_1); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 57, __pyx_L1_error)
+    __pyx_t_3 = (CYTHON_COMPILING_IN_LIMITED_API) ? PyIter_Next : __Pyx_PyObject_GetIterNextFunc(__pyx_t_1); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 61, __pyx_L1_error)
   }
   for (;;) {
     if (likely(!__pyx_t_3)) {
@@ -3720,7 +3728,7 @@ static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_Corout
         {
           Py_ssize_t __pyx_temp = __Pyx_PyList_GET_SIZE(__pyx_t_1);
           #if !CYTHON_ASSUME_SAFE_SIZE
-          if (unlikely((__pyx_temp < 0))) __PYX_ERR(0, 57, __pyx_L1_error)
+          if (unlikely((__pyx_temp < 0))) __PYX_ERR(0, 61, __pyx_L1_error)
           #endif
           if (__pyx_t_2 >= __pyx_temp) break;
         }
@@ -3730,7 +3738,7 @@ static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_Corout
         {
           Py_ssize_t __pyx_temp = __Pyx_PyTuple_GET_SIZE(__pyx_t_1);
           #if !CYTHON_ASSUME_SAFE_SIZE
-          if (unlikely((__pyx_temp < 0))) __PYX_ERR(0, 57, __pyx_L1_error)
+          if (unlikely((__pyx_temp < 0))) __PYX_ERR(0, 61, __pyx_L1_error)
           #endif
           if (__pyx_t_2 >= __pyx_temp) break;
         }
@@ -3741,13 +3749,13 @@ static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_Corout
         #endif
         ++__pyx_t_2;
       }
-      if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 57, __pyx_L1_error)
+      if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 61, __pyx_L1_error)
     } else {
       __pyx_t_4 = __pyx_t_3(__pyx_t_1);
       if (unlikely(!__pyx_t_4)) {
         PyObject* exc_type = PyErr_Occurred();
         if (exc_type) {
-          if (unlikely(!__Pyx_PyErr_GivenExceptionMatches(exc_type, PyExc_StopIteration))) __PYX_ERR(0, 57, __pyx_L1_error)
+          if (unlikely(!__Pyx_PyErr_GivenExceptionMatches(exc_type, PyExc_StopIteration))) __PYX_ERR(0, 61, __pyx_L1_error)
           PyErr_Clear();
         }
         break;
@@ -3760,7 +3768,7 @@ static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_Corout
       if (unlikely(size != 2)) {
         if (size > 2) __Pyx_RaiseTooManyValuesError(2);
         else if (size >= 0) __Pyx_RaiseNeedMoreValuesError(size);
-        __PYX_ERR(0, 57, __pyx_L1_error)
+        __PYX_ERR(0, 61, __pyx_L1_error)
       }
       #if CYTHON_ASSUME_SAFE_MACROS && !CYTHON_AVOID_BORROWED_REFS
       if (likely(PyTuple_CheckExact(sequence))) {
@@ -3770,22 +3778,22 @@ static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_Corout
         __Pyx_INCREF(__pyx_t_6);
       } else {
         __pyx_t_5 = __Pyx_PyList_GET_ITEM_REF(sequence, 0, __Pyx_ReferenceSharing_SharedReference);
-        if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 57, __pyx_L1_error)
+        if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 61, __pyx_L1_error)
         __Pyx_XGOTREF(__pyx_t_5);
         __pyx_t_6 = __Pyx_PyList_GET_ITEM_REF(sequence, 1, __Pyx_ReferenceSharing_SharedReference);
-        if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 57, __pyx_L1_error)
+        if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 61, __pyx_L1_error)
         __Pyx_XGOTREF(__pyx_t_6);
       }
       #else
-      __pyx_t_5 = __Pyx_PySequence_ITEM(sequence, 0); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 57, __pyx_L1_error)
+      __pyx_t_5 = __Pyx_PySequence_ITEM(sequence, 0); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 61, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_5);
-      __pyx_t_6 = __Pyx_PySequence_ITEM(sequence, 1); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 57, __pyx_L1_error)
+      __pyx_t_6 = __Pyx_PySequence_ITEM(sequence, 1); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 61, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_6);
       #endif
       __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
     } else {
       Py_ssize_t index = -1;
-      __pyx_t_7 = PyObject_GetIter(__pyx_t_4); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 57, __pyx_L1_error)
+      __pyx_t_7 = PyObject_GetIter(__pyx_t_4); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 61, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_7);
       __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
       __pyx_t_8 = (CYTHON_COMPILING_IN_LIMITED_API) ? PyIter_Next : __Pyx_PyObject_GetIterNextFunc(__pyx_t_7);
@@ -3793,7 +3801,7 @@ static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_Corout
       __Pyx_GOTREF(__pyx_t_5);
       index = 1; __pyx_t_6 = __pyx_t_8(__pyx_t_7); if (unlikely(!__pyx_t_6)) goto __pyx_L6_unpacking_failed;
       __Pyx_GOTREF(__pyx_t_6);
-      if (__Pyx_IternextUnpackEndCheck(__pyx_t_8(__pyx_t_7), 2) < (0)) __PYX_ERR(0, 57, __pyx_L1_error)
+      if (__Pyx_IternextUnpackEndCheck(__pyx_t_8(__pyx_t_7), 2) < (0)) __PYX_ERR(0, 61, __pyx_L1_error)
       __pyx_t_8 = NULL;
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
       goto __pyx_L7_unpacking_done;
@@ -3801,7 +3809,7 @@ static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_Corout
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
       __pyx_t_8 = NULL;
       if (__Pyx_IterFinish() == 0) __Pyx_RaiseNeedMoreValuesError(index);
-      __PYX_ERR(0, 57, __pyx_L1_error)
+      __PYX_ERR(0, 61, __pyx_L1_error)
       __pyx_L7_unpacking_done:;
     }
     __Pyx_XGOTREF(__pyx_cur_scope->__pyx_v_most);
@@ -3821,9 +3829,9 @@ static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_Corout
 
       goto __pyx_L9_bool_binop_done;
     }
-    __pyx_t_4 = __Pyx_PyLong_From_int(__pyx_cur_scope->__pyx_outer_scope->__pyx_v_nranks); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 57, __pyx_L1_error)
+    __pyx_t_4 = __Pyx_PyLong_From_int(__pyx_cur_scope->__pyx_outer_scope->__pyx_v_nranks); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 61, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_4);
-    __pyx_t_10 = __Pyx_PyObject_CompareBoolLe_int_object(__pyx_t_4, __pyx_cur_scope->__pyx_v_most, Py_LE); if (unlikely((__pyx_t_10 < 0))) __PYX_ERR(0, 57, __pyx_L1_error)
+    __pyx_t_10 = __Pyx_PyObject_CompareBoolLe_int_object(__pyx_t_4, __pyx_cur_scope->__pyx_v_most, Py_LE); if (unlikely((__pyx_t_10 < 0))) __PYX_ERR(0, 61, __pyx_L1_error)
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
 
     __pyx_t_9 = __pyx_t_10;
@@ -3851,7 +3859,7 @@ static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_Corout
       __Pyx_XGOTREF(__pyx_t_1);
       __pyx_t_2 = __pyx_cur_scope->__pyx_t_1;
       __pyx_t_3 = __pyx_cur_scope->__pyx_t_2;
-      if (unlikely(!__pyx_sent_value)) __PYX_ERR(0, 57, __pyx_L1_error)
+      if (unlikely(!__pyx_sent_value)) __PYX_ERR(0, 61, __pyx_L1_error)
     }
   }
   __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
@@ -3881,7 +3889,7 @@ static PyObject *__pyx_gb_6hetccl_4_shm_14cell_bytes_for_2generator(__pyx_Corout
   return __pyx_r;
 }
 
-/* "hetccl/_shm.pyx":55
+/* "hetccl/_shm.pyx":59
  * 
  * 
  * def cell_bytes_for(int nranks):             # <<<<<<<<<<<<<<
@@ -3904,7 +3912,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_cell_bytes_for(CYTHON_UNUSED PyObject *_
   if (unlikely(!__pyx_cur_scope)) {
     __pyx_cur_scope = ((struct __pyx_obj_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for *)Py_None);
     __Pyx_INCREF(Py_None);
-    __PYX_ERR(0, 55, __pyx_L1_error)
+    __PYX_ERR(0, 59, __pyx_L1_error)
   } else {
     __Pyx_GOTREF((PyObject *)__pyx_cur_scope);
   }
@@ -3912,19 +3920,19 @@ static PyObject *__pyx_pf_6hetccl_4_shm_cell_bytes_for(CYTHON_UNUSED PyObject *_
 
 
 
-  /* "hetccl/_shm.pyx":57
+  /* "hetccl/_shm.pyx":61
  * def cell_bytes_for(int nranks):
  *     """Bytes of one cell for a communicator of nranks."""
  *     return next(nbytes for most, nbytes in CELL_BYTES if most is None or nranks <= most)             # <<<<<<<<<<<<<<
  * 
  * 
 */
-  __Pyx_GetModuleGlobalName(__pyx_t_1, __pyx_mstate_global->__pyx_n_u_CELL_BYTES); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 57, __pyx_L1_error)
+  __Pyx_GetModuleGlobalName(__pyx_t_1, __pyx_mstate_global->__pyx_n_u_CELL_BYTES); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 61, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
-  __pyx_t_2 = __pyx_pf_6hetccl_4_shm_14cell_bytes_for_genexpr(((PyObject*)__pyx_cur_scope), __pyx_t_1); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 57, __pyx_L1_error)
+  __pyx_t_2 = __pyx_pf_6hetccl_4_shm_14cell_bytes_for_genexpr(((PyObject*)__pyx_cur_scope), __pyx_t_1); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 61, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
   __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
-  __pyx_t_1 = __Pyx_PyIter_Next(__pyx_t_2); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 57, __pyx_L1_error)
+  __pyx_t_1 = __Pyx_PyIter_Next(__pyx_t_2); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 61, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
   __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
   {
@@ -3938,7 +3946,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_cell_bytes_for(CYTHON_UNUSED PyObject *_
   __pyx_t_1 = 0;
   goto __pyx_L0;
 
-  /* "hetccl/_shm.pyx":55
+  /* "hetccl/_shm.pyx":59
  * 
  * 
  * def cell_bytes_for(int nranks):             # <<<<<<<<<<<<<<
@@ -3960,7 +3968,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_cell_bytes_for(CYTHON_UNUSED PyObject *_
   return __pyx_r;
 }
 
-/* "hetccl/_shm.pyx":60
+/* "hetccl/_shm.pyx":64
  * 
  * 
  * def create(int nranks, bytes secret not None):             # <<<<<<<<<<<<<<
@@ -4009,39 +4017,39 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_nranks,&__pyx_mstate_global->__pyx_n_u_secret,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 60, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 64, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 60, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 64, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 60, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 64, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "create", 0) < (0)) __PYX_ERR(0, 60, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "create", 0) < (0)) __PYX_ERR(0, 64, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 2; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("create", 1, 2, 2, i); __PYX_ERR(0, 60, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("create", 1, 2, 2, i); __PYX_ERR(0, 64, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 2)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 60, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 64, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 60, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 64, __pyx_L3_error)
     }
-    __pyx_v_nranks = __Pyx_PyLong_As_int(values[0]); if (unlikely((__pyx_v_nranks == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 60, __pyx_L3_error)
+    __pyx_v_nranks = __Pyx_PyLong_As_int(values[0]); if (unlikely((__pyx_v_nranks == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 64, __pyx_L3_error)
     __pyx_v_secret = ((PyObject*)values[1]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("create", 1, 2, 2, __pyx_nargs); __PYX_ERR(0, 60, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("create", 1, 2, 2, __pyx_nargs); __PYX_ERR(0, 64, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -4052,7 +4060,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_secret), (&PyBytes_Type), 0, "secret", 1))) __PYX_ERR(0, 60, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_secret), (&PyBytes_Type), 0, "secret", 1))) __PYX_ERR(0, 64, __pyx_L1_error)
   __pyx_r = __pyx_pf_6hetccl_4_shm_2create(__pyx_self, __pyx_v_nranks, __pyx_v_secret);
 
   /* function exit code */
@@ -4098,7 +4106,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("create", 0);
 
-  /* "hetccl/_shm.pyx":69
+  /* "hetccl/_shm.pyx":73
  *     Source : memfd_create(2); the seals keep a peer from truncating the file under the others
  *     """
  *     cdef size_t cell_bytes = cell_bytes_for(nranks)             # <<<<<<<<<<<<<<
@@ -4106,9 +4114,9 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
  *     cdef hetccl_shm_header_t header
 */
   __pyx_t_2 = NULL;
-  __Pyx_GetModuleGlobalName(__pyx_t_3, __pyx_mstate_global->__pyx_n_u_cell_bytes_for); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 69, __pyx_L1_error)
+  __Pyx_GetModuleGlobalName(__pyx_t_3, __pyx_mstate_global->__pyx_n_u_cell_bytes_for); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 73, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_3);
-  __pyx_t_4 = __Pyx_PyLong_From_int(__pyx_v_nranks); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 69, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_PyLong_From_int(__pyx_v_nranks); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 73, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
   __pyx_t_5 = 1;
   #if CYTHON_UNPACK_METHODS
@@ -4128,14 +4136,14 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
     __Pyx_XDECREF(__pyx_t_2); __pyx_t_2 = 0;
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
     __Pyx_DECREF(__pyx_t_3); __pyx_t_3 = 0;
-    if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 69, __pyx_L1_error)
+    if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 73, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_1);
   }
-  __pyx_t_5 = __Pyx_PyLong_As_size_t(__pyx_t_1); if (unlikely((__pyx_t_5 == (size_t)-1) && PyErr_Occurred())) __PYX_ERR(0, 69, __pyx_L1_error)
+  __pyx_t_5 = __Pyx_PyLong_As_size_t(__pyx_t_1); if (unlikely((__pyx_t_5 == (size_t)-1) && PyErr_Occurred())) __PYX_ERR(0, 73, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
   __pyx_v_cell_bytes = __pyx_t_5;
 
-  /* "hetccl/_shm.pyx":70
+  /* "hetccl/_shm.pyx":74
  *     """
  *     cdef size_t cell_bytes = cell_bytes_for(nranks)
  *     cdef size_t nbytes = hetccl_shm_total(nranks, CELLS_PER_RING, cell_bytes)             # <<<<<<<<<<<<<<
@@ -4144,7 +4152,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
 */
   __pyx_v_nbytes = hetccl_shm_total(__pyx_v_nranks, __pyx_e_6hetccl_4_shm_CELLS_PER_RING, __pyx_v_cell_bytes);
 
-  /* "hetccl/_shm.pyx":72
+  /* "hetccl/_shm.pyx":76
  *     cdef size_t nbytes = hetccl_shm_total(nranks, CELLS_PER_RING, cell_bytes)
  *     cdef hetccl_shm_header_t header
  *     memset(&header, 0, sizeof(header))             # <<<<<<<<<<<<<<
@@ -4153,7 +4161,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
 */
   (void)(memset((&__pyx_v_header), 0, (sizeof(__pyx_v_header))));
 
-  /* "hetccl/_shm.pyx":73
+  /* "hetccl/_shm.pyx":77
  *     cdef hetccl_shm_header_t header
  *     memset(&header, 0, sizeof(header))
  *     header.magic = HETCCL_SHM_MAGIC             # <<<<<<<<<<<<<<
@@ -4162,18 +4170,18 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
 */
   __pyx_v_header.magic = HETCCL_SHM_MAGIC;
 
-  /* "hetccl/_shm.pyx":74
+  /* "hetccl/_shm.pyx":78
  *     memset(&header, 0, sizeof(header))
  *     header.magic = HETCCL_SHM_MAGIC
  *     memcpy(header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES)             # <<<<<<<<<<<<<<
  *     header.nranks = nranks
  *     header.ncells = CELLS_PER_RING
 */
-  __pyx_t_6 = __Pyx_PyBytes_AsString(__pyx_v_secret); if (unlikely((!__pyx_t_6) && PyErr_Occurred())) __PYX_ERR(0, 74, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_PyBytes_AsString(__pyx_v_secret); if (unlikely((!__pyx_t_6) && PyErr_Occurred())) __PYX_ERR(0, 78, __pyx_L1_error)
   (void)(memcpy(__pyx_v_header.secret, ((char const *)__pyx_t_6), HETCCL_SHM_SECRET_BYTES));
 
 
-  /* "hetccl/_shm.pyx":75
+  /* "hetccl/_shm.pyx":79
  *     header.magic = HETCCL_SHM_MAGIC
  *     memcpy(header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES)
  *     header.nranks = nranks             # <<<<<<<<<<<<<<
@@ -4182,7 +4190,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
 */
   __pyx_v_header.nranks = __pyx_v_nranks;
 
-  /* "hetccl/_shm.pyx":76
+  /* "hetccl/_shm.pyx":80
  *     memcpy(header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES)
  *     header.nranks = nranks
  *     header.ncells = CELLS_PER_RING             # <<<<<<<<<<<<<<
@@ -4191,7 +4199,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
 */
   __pyx_v_header.ncells = __pyx_e_6hetccl_4_shm_CELLS_PER_RING;
 
-  /* "hetccl/_shm.pyx":77
+  /* "hetccl/_shm.pyx":81
  *     header.nranks = nranks
  *     header.ncells = CELLS_PER_RING
  *     header.cell_bytes = cell_bytes             # <<<<<<<<<<<<<<
@@ -4200,7 +4208,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
 */
   __pyx_v_header.cell_bytes = __pyx_v_cell_bytes;
 
-  /* "hetccl/_shm.pyx":78
+  /* "hetccl/_shm.pyx":82
  *     header.ncells = CELLS_PER_RING
  *     header.cell_bytes = cell_bytes
  *     header.total_bytes = nbytes             # <<<<<<<<<<<<<<
@@ -4209,7 +4217,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
 */
   __pyx_v_header.total_bytes = __pyx_v_nbytes;
 
-  /* "hetccl/_shm.pyx":79
+  /* "hetccl/_shm.pyx":83
  *     header.cell_bytes = cell_bytes
  *     header.total_bytes = nbytes
  *     fd = os.memfd_create("hetccl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)             # <<<<<<<<<<<<<<
@@ -4217,22 +4225,22 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
  *         os.fchmod(fd, 0o600)
 */
   __pyx_t_3 = NULL;
-  __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 79, __pyx_L1_error)
+  __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 83, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
-  __pyx_t_2 = __Pyx_PyObject_GetAttrStr(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_memfd_create); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 79, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_PyObject_GetAttrStr(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_memfd_create); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 83, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-  __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 79, __pyx_L1_error)
+  __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 83, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
-  __pyx_t_7 = __Pyx_PyObject_GetAttrStr(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_MFD_CLOEXEC); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 79, __pyx_L1_error)
+  __pyx_t_7 = __Pyx_PyObject_GetAttrStr(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_MFD_CLOEXEC); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 83, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_7);
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-  __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 79, __pyx_L1_error)
+  __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 83, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
-  __pyx_t_8 = __Pyx_PyObject_GetAttrStr(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_MFD_ALLOW_SEALING); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 79, __pyx_L1_error)
+  __pyx_t_8 = __Pyx_PyObject_GetAttrStr(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_MFD_ALLOW_SEALING); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 83, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_8);
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-  __pyx_t_4 = __Pyx_PyNumber_Or_object_object(__pyx_t_7, __pyx_t_8); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 79, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_PyNumber_Or_object_object(__pyx_t_7, __pyx_t_8); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 83, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
   __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
   __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
@@ -4254,13 +4262,13 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
     __Pyx_XDECREF(__pyx_t_3); __pyx_t_3 = 0;
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
     __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-    if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 79, __pyx_L1_error)
+    if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 83, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_1);
   }
   __pyx_v_fd = __pyx_t_1;
   __pyx_t_1 = 0;
 
-  /* "hetccl/_shm.pyx":80
+  /* "hetccl/_shm.pyx":84
  *     header.total_bytes = nbytes
  *     fd = os.memfd_create("hetccl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
  *     try:             # <<<<<<<<<<<<<<
@@ -4276,7 +4284,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
     __Pyx_XGOTREF(__pyx_t_11);
     /*try:*/ {
 
-      /* "hetccl/_shm.pyx":81
+      /* "hetccl/_shm.pyx":85
  *     fd = os.memfd_create("hetccl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
  *     try:
  *         os.fchmod(fd, 0o600)             # <<<<<<<<<<<<<<
@@ -4284,9 +4292,9 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
  *         os.pwrite(fd, (<uint8_t*>&header)[:sizeof(header)], 0)
 */
       __pyx_t_2 = NULL;
-      __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 81, __pyx_L3_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 85, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_4);
-      __pyx_t_3 = __Pyx_PyObject_GetAttrStr(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_fchmod); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 81, __pyx_L3_error)
+      __pyx_t_3 = __Pyx_PyObject_GetAttrStr(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_fchmod); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 85, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_3);
       __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
       __pyx_t_5 = 1;
@@ -4306,12 +4314,12 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
         __pyx_t_1 = __Pyx_PyObject_FastCall((PyObject*)__pyx_t_3, __pyx_callargs+__pyx_t_5, (3-__pyx_t_5) | (__pyx_t_5*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
         __Pyx_XDECREF(__pyx_t_2); __pyx_t_2 = 0;
         __Pyx_DECREF(__pyx_t_3); __pyx_t_3 = 0;
-        if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 81, __pyx_L3_error)
+        if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 85, __pyx_L3_error)
         __Pyx_GOTREF(__pyx_t_1);
       }
       __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
 
-      /* "hetccl/_shm.pyx":82
+      /* "hetccl/_shm.pyx":86
  *     try:
  *         os.fchmod(fd, 0o600)
  *         os.ftruncate(fd, nbytes)             # <<<<<<<<<<<<<<
@@ -4319,12 +4327,12 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
  *         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 */
       __pyx_t_3 = NULL;
-      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 82, __pyx_L3_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 86, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_2);
-      __pyx_t_4 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_ftruncate); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 82, __pyx_L3_error)
+      __pyx_t_4 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_ftruncate); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 86, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_4);
       __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-      __pyx_t_2 = __Pyx_PyLong_FromSize_t(__pyx_v_nbytes); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 82, __pyx_L3_error)
+      __pyx_t_2 = __Pyx_PyLong_FromSize_t(__pyx_v_nbytes); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 86, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_2);
       __pyx_t_5 = 1;
       #if CYTHON_UNPACK_METHODS
@@ -4344,12 +4352,12 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
         __Pyx_XDECREF(__pyx_t_3); __pyx_t_3 = 0;
         __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
         __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-        if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 82, __pyx_L3_error)
+        if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 86, __pyx_L3_error)
         __Pyx_GOTREF(__pyx_t_1);
       }
       __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
 
-      /* "hetccl/_shm.pyx":83
+      /* "hetccl/_shm.pyx":87
  *         os.fchmod(fd, 0o600)
  *         os.ftruncate(fd, nbytes)
  *         os.pwrite(fd, (<uint8_t*>&header)[:sizeof(header)], 0)             # <<<<<<<<<<<<<<
@@ -4357,12 +4365,12 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
  *     except OSError:
 */
       __pyx_t_4 = NULL;
-      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 83, __pyx_L3_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 87, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_2);
-      __pyx_t_3 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_pwrite); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 83, __pyx_L3_error)
+      __pyx_t_3 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_pwrite); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 87, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_3);
       __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-      __pyx_t_2 = __Pyx_PyBytes_FromStringAndSize(((char const *)((uint8_t *)(&__pyx_v_header))) + 0, (sizeof(__pyx_v_header)) - 0); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 83, __pyx_L3_error)
+      __pyx_t_2 = __Pyx_PyBytes_FromStringAndSize(((char const *)((uint8_t *)(&__pyx_v_header))) + 0, (sizeof(__pyx_v_header)) - 0); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 87, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_2);
       __pyx_t_5 = 1;
       #if CYTHON_UNPACK_METHODS
@@ -4382,12 +4390,12 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
         __Pyx_XDECREF(__pyx_t_4); __pyx_t_4 = 0;
         __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
         __Pyx_DECREF(__pyx_t_3); __pyx_t_3 = 0;
-        if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 83, __pyx_L3_error)
+        if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 87, __pyx_L3_error)
         __Pyx_GOTREF(__pyx_t_1);
       }
       __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
 
-      /* "hetccl/_shm.pyx":84
+      /* "hetccl/_shm.pyx":88
  *         os.ftruncate(fd, nbytes)
  *         os.pwrite(fd, (<uint8_t*>&header)[:sizeof(header)], 0)
  *         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)             # <<<<<<<<<<<<<<
@@ -4395,36 +4403,36 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
  *         os.close(fd)
 */
       __pyx_t_3 = NULL;
-      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_2);
-      __pyx_t_4 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __pyx_t_4 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_4);
       __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_2);
-      __pyx_t_8 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_F_ADD_SEALS); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __pyx_t_8 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_F_ADD_SEALS); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_8);
       __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_2);
-      __pyx_t_7 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_F_SEAL_SHRINK); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __pyx_t_7 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_F_SEAL_SHRINK); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_7);
       __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_2);
-      __pyx_t_12 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_F_SEAL_GROW); if (unlikely(!__pyx_t_12)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __pyx_t_12 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_F_SEAL_GROW); if (unlikely(!__pyx_t_12)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_12);
       __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-      __pyx_t_2 = __Pyx_PyNumber_Or_object_object(__pyx_t_7, __pyx_t_12); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __pyx_t_2 = __Pyx_PyNumber_Or_object_object(__pyx_t_7, __pyx_t_12); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_2);
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
       __Pyx_DECREF(__pyx_t_12); __pyx_t_12 = 0;
-      __Pyx_GetModuleGlobalName(__pyx_t_12, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_12)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_12, __pyx_mstate_global->__pyx_n_u_fcntl); if (unlikely(!__pyx_t_12)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_12);
-      __pyx_t_7 = __Pyx_PyObject_GetAttrStr(__pyx_t_12, __pyx_mstate_global->__pyx_n_u_F_SEAL_SEAL); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __pyx_t_7 = __Pyx_PyObject_GetAttrStr(__pyx_t_12, __pyx_mstate_global->__pyx_n_u_F_SEAL_SEAL); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_7);
       __Pyx_DECREF(__pyx_t_12); __pyx_t_12 = 0;
-      __pyx_t_12 = __Pyx_PyNumber_Or_object_object(__pyx_t_2, __pyx_t_7); if (unlikely(!__pyx_t_12)) __PYX_ERR(0, 84, __pyx_L3_error)
+      __pyx_t_12 = __Pyx_PyNumber_Or_object_object(__pyx_t_2, __pyx_t_7); if (unlikely(!__pyx_t_12)) __PYX_ERR(0, 88, __pyx_L3_error)
       __Pyx_GOTREF(__pyx_t_12);
       __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
@@ -4447,12 +4455,12 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
         __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
         __Pyx_DECREF(__pyx_t_12); __pyx_t_12 = 0;
         __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-        if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 84, __pyx_L3_error)
+        if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 88, __pyx_L3_error)
         __Pyx_GOTREF(__pyx_t_1);
       }
       __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
 
-      /* "hetccl/_shm.pyx":80
+      /* "hetccl/_shm.pyx":84
  *     header.total_bytes = nbytes
  *     fd = os.memfd_create("hetccl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
  *     try:             # <<<<<<<<<<<<<<
@@ -4473,7 +4481,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
     __Pyx_XDECREF(__pyx_t_7); __pyx_t_7 = 0;
     __Pyx_XDECREF(__pyx_t_8); __pyx_t_8 = 0;
 
-    /* "hetccl/_shm.pyx":85
+    /* "hetccl/_shm.pyx":89
  *         os.pwrite(fd, (<uint8_t*>&header)[:sizeof(header)], 0)
  *         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
  *     except OSError:             # <<<<<<<<<<<<<<
@@ -4483,12 +4491,12 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
     __pyx_t_13 = __Pyx_PyErr_ExceptionMatches(((PyObject *)(((PyTypeObject*)PyExc_OSError))));
     if (__pyx_t_13) {
       __Pyx_AddTraceback("hetccl._shm.create", __pyx_clineno, __pyx_lineno, __pyx_filename);
-      if (__Pyx_GetException(&__pyx_t_1, &__pyx_t_4, &__pyx_t_12) < 0) __PYX_ERR(0, 85, __pyx_L5_except_error)
+      if (__Pyx_GetException(&__pyx_t_1, &__pyx_t_4, &__pyx_t_12) < 0) __PYX_ERR(0, 89, __pyx_L5_except_error)
       __Pyx_XGOTREF(__pyx_t_1);
       __Pyx_XGOTREF(__pyx_t_4);
       __Pyx_XGOTREF(__pyx_t_12);
 
-      /* "hetccl/_shm.pyx":86
+      /* "hetccl/_shm.pyx":90
  *         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
  *     except OSError:
  *         os.close(fd)             # <<<<<<<<<<<<<<
@@ -4496,9 +4504,9 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
  *     return fd
 */
       __pyx_t_3 = NULL;
-      __Pyx_GetModuleGlobalName(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 86, __pyx_L5_except_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 90, __pyx_L5_except_error)
       __Pyx_GOTREF(__pyx_t_7);
-      __pyx_t_2 = __Pyx_PyObject_GetAttrStr(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_close); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 86, __pyx_L5_except_error)
+      __pyx_t_2 = __Pyx_PyObject_GetAttrStr(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_close); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 90, __pyx_L5_except_error)
       __Pyx_GOTREF(__pyx_t_2);
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
       __pyx_t_5 = 1;
@@ -4518,12 +4526,12 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
         __pyx_t_8 = __Pyx_PyObject_FastCall((PyObject*)__pyx_t_2, __pyx_callargs+__pyx_t_5, (2-__pyx_t_5) | (__pyx_t_5*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
         __Pyx_XDECREF(__pyx_t_3); __pyx_t_3 = 0;
         __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-        if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 86, __pyx_L5_except_error)
+        if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 90, __pyx_L5_except_error)
         __Pyx_GOTREF(__pyx_t_8);
       }
       __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
 
-      /* "hetccl/_shm.pyx":87
+      /* "hetccl/_shm.pyx":91
  *     except OSError:
  *         os.close(fd)
  *         raise             # <<<<<<<<<<<<<<
@@ -4535,11 +4543,11 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
       __Pyx_XGIVEREF(__pyx_t_12);
       __Pyx_ErrRestoreWithState(__pyx_t_1, __pyx_t_4, __pyx_t_12);
       __pyx_t_1 = 0;  __pyx_t_4 = 0;  __pyx_t_12 = 0; 
-      __PYX_ERR(0, 87, __pyx_L5_except_error)
+      __PYX_ERR(0, 91, __pyx_L5_except_error)
     }
     goto __pyx_L5_except_error;
 
-    /* "hetccl/_shm.pyx":80
+    /* "hetccl/_shm.pyx":84
  *     header.total_bytes = nbytes
  *     fd = os.memfd_create("hetccl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
  *     try:             # <<<<<<<<<<<<<<
@@ -4555,7 +4563,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
     __pyx_L8_try_end:;
   }
 
-  /* "hetccl/_shm.pyx":88
+  /* "hetccl/_shm.pyx":92
  *         os.close(fd)
  *         raise
  *     return fd             # <<<<<<<<<<<<<<
@@ -4573,7 +4581,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
   }
   goto __pyx_L0;
 
-  /* "hetccl/_shm.pyx":60
+  /* "hetccl/_shm.pyx":64
  * 
  * 
  * def create(int nranks, bytes secret not None):             # <<<<<<<<<<<<<<
@@ -4602,7 +4610,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_2create(CYTHON_UNUSED PyObject *__pyx_se
   return __pyx_r;
 }
 
-/* "hetccl/_shm.pyx":100
+/* "hetccl/_shm.pyx":104
  *     """
  * 
  *     def __cinit__(self, int rank, int nranks, path, bytes secret not None):             # <<<<<<<<<<<<<<
@@ -4651,53 +4659,53 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_rank,&__pyx_mstate_global->__pyx_n_u_nranks,&__pyx_mstate_global->__pyx_n_u_path,&__pyx_mstate_global->__pyx_n_u_secret,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL_TPNEW(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 100, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 104, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  4:
         values[3] = __Pyx_ArgRef_FASTCALL_TPNEW(__pyx_args, 3);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 100, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 104, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  3:
         values[2] = __Pyx_ArgRef_FASTCALL_TPNEW(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 100, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 104, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL_TPNEW(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 100, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 104, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL_TPNEW(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 100, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 104, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "__cinit__", 0) < (0)) __PYX_ERR(0, 100, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "__cinit__", 0) < (0)) __PYX_ERR(0, 104, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 4; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("__cinit__", 1, 4, 4, i); __PYX_ERR(0, 100, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("__cinit__", 1, 4, 4, i); __PYX_ERR(0, 104, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 4)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL_TPNEW(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 100, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 104, __pyx_L3_error)
       values[1] = __Pyx_ArgRef_FASTCALL_TPNEW(__pyx_args, 1);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 100, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 104, __pyx_L3_error)
       values[2] = __Pyx_ArgRef_FASTCALL_TPNEW(__pyx_args, 2);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 100, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 104, __pyx_L3_error)
       values[3] = __Pyx_ArgRef_FASTCALL_TPNEW(__pyx_args, 3);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 100, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 104, __pyx_L3_error)
     }
-    __pyx_v_rank = __Pyx_PyLong_As_int(values[0]); if (unlikely((__pyx_v_rank == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 100, __pyx_L3_error)
-    __pyx_v_nranks = __Pyx_PyLong_As_int(values[1]); if (unlikely((__pyx_v_nranks == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 100, __pyx_L3_error)
+    __pyx_v_rank = __Pyx_PyLong_As_int(values[0]); if (unlikely((__pyx_v_rank == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 104, __pyx_L3_error)
+    __pyx_v_nranks = __Pyx_PyLong_As_int(values[1]); if (unlikely((__pyx_v_nranks == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 104, __pyx_L3_error)
     __pyx_v_path = values[2];
     __pyx_v_secret = ((PyObject*)values[3]);
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("__cinit__", 1, 4, 4, __pyx_nargs); __PYX_ERR(0, 100, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("__cinit__", 1, 4, 4, __pyx_nargs); __PYX_ERR(0, 104, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -4708,7 +4716,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return -1;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_secret), (&PyBytes_Type), 0, "secret", 1))) __PYX_ERR(0, 100, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_secret), (&PyBytes_Type), 0, "secret", 1))) __PYX_ERR(0, 104, __pyx_L1_error)
   __pyx_r = __pyx_pf_6hetccl_4_shm_7Segment___cinit__(((struct __pyx_obj_6hetccl_4_shm_Segment *)__pyx_v_self), __pyx_v_rank, __pyx_v_nranks, __pyx_v_path, __pyx_v_secret);
 
   /* function exit code */
@@ -4766,7 +4774,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("__cinit__", 0);
 
-  /* "hetccl/_shm.pyx":101
+  /* "hetccl/_shm.pyx":105
  * 
  *     def __cinit__(self, int rank, int nranks, path, bytes secret not None):
  *         self.rank = rank             # <<<<<<<<<<<<<<
@@ -4775,7 +4783,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_self->rank = __pyx_v_rank;
 
-  /* "hetccl/_shm.pyx":102
+  /* "hetccl/_shm.pyx":106
  *     def __cinit__(self, int rank, int nranks, path, bytes secret not None):
  *         self.rank = rank
  *         self.nranks = nranks             # <<<<<<<<<<<<<<
@@ -4784,7 +4792,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_self->nranks = __pyx_v_nranks;
 
-  /* "hetccl/_shm.pyx":103
+  /* "hetccl/_shm.pyx":107
  *         self.rank = rank
  *         self.nranks = nranks
  *         self.base = NULL             # <<<<<<<<<<<<<<
@@ -4793,7 +4801,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_self->base = NULL;
 
-  /* "hetccl/_shm.pyx":104
+  /* "hetccl/_shm.pyx":108
  *         self.nranks = nranks
  *         self.base = NULL
  *         self.links = NULL             # <<<<<<<<<<<<<<
@@ -4802,7 +4810,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_self->links = NULL;
 
-  /* "hetccl/_shm.pyx":105
+  /* "hetccl/_shm.pyx":109
  *         self.base = NULL
  *         self.links = NULL
  *         self.owner_pid = os.getpid()             # <<<<<<<<<<<<<<
@@ -4810,9 +4818,9 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
  *         try:
 */
   __pyx_t_2 = NULL;
-  __Pyx_GetModuleGlobalName(__pyx_t_3, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 105, __pyx_L1_error)
+  __Pyx_GetModuleGlobalName(__pyx_t_3, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 109, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_3);
-  __pyx_t_4 = __Pyx_PyObject_GetAttrStr(__pyx_t_3, __pyx_mstate_global->__pyx_n_u_getpid); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 105, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_PyObject_GetAttrStr(__pyx_t_3, __pyx_mstate_global->__pyx_n_u_getpid); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 109, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
   __Pyx_DECREF(__pyx_t_3); __pyx_t_3 = 0;
   __pyx_t_5 = 1;
@@ -4832,14 +4840,14 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
     __pyx_t_1 = __Pyx_PyObject_FastCall((PyObject*)__pyx_t_4, __pyx_callargs+__pyx_t_5, (1-__pyx_t_5) | (__pyx_t_5*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
     __Pyx_XDECREF(__pyx_t_2); __pyx_t_2 = 0;
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-    if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 105, __pyx_L1_error)
+    if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 109, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_1);
   }
-  __pyx_t_6 = __Pyx_PyLong_As_long(__pyx_t_1); if (unlikely((__pyx_t_6 == (long)-1) && PyErr_Occurred())) __PYX_ERR(0, 105, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_PyLong_As_long(__pyx_t_1); if (unlikely((__pyx_t_6 == (long)-1) && PyErr_Occurred())) __PYX_ERR(0, 109, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
   __pyx_v_self->owner_pid = __pyx_t_6;
 
-  /* "hetccl/_shm.pyx":106
+  /* "hetccl/_shm.pyx":110
  *         self.links = NULL
  *         self.owner_pid = os.getpid()
  *         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)             # <<<<<<<<<<<<<<
@@ -4847,22 +4855,22 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
  *             self.nbytes = os.fstat(fd).st_size
 */
   __pyx_t_4 = NULL;
-  __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 106, __pyx_L1_error)
+  __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 110, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
-  __pyx_t_3 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_open); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 106, __pyx_L1_error)
+  __pyx_t_3 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_open); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 110, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_3);
   __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-  __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 106, __pyx_L1_error)
+  __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 110, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
-  __pyx_t_7 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_O_RDWR); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 106, __pyx_L1_error)
+  __pyx_t_7 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_O_RDWR); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 110, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_7);
   __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-  __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 106, __pyx_L1_error)
+  __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 110, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
-  __pyx_t_8 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_O_CLOEXEC); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 106, __pyx_L1_error)
+  __pyx_t_8 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_O_CLOEXEC); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 110, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_8);
   __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-  __pyx_t_2 = __Pyx_PyNumber_Or_object_object(__pyx_t_7, __pyx_t_8); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 106, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_PyNumber_Or_object_object(__pyx_t_7, __pyx_t_8); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 110, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
   __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
   __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
@@ -4884,13 +4892,13 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
     __Pyx_XDECREF(__pyx_t_4); __pyx_t_4 = 0;
     __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
     __Pyx_DECREF(__pyx_t_3); __pyx_t_3 = 0;
-    if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 106, __pyx_L1_error)
+    if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 110, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_1);
   }
   __pyx_v_fd = __pyx_t_1;
   __pyx_t_1 = 0;
 
-  /* "hetccl/_shm.pyx":107
+  /* "hetccl/_shm.pyx":111
  *         self.owner_pid = os.getpid()
  *         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
  *         try:             # <<<<<<<<<<<<<<
@@ -4899,7 +4907,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   /*try:*/ {
 
-    /* "hetccl/_shm.pyx":108
+    /* "hetccl/_shm.pyx":112
  *         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
  *         try:
  *             self.nbytes = os.fstat(fd).st_size             # <<<<<<<<<<<<<<
@@ -4907,9 +4915,9 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
  *                 raise LibraryError(f"{path} has {self.nbytes} bytes, too few for {nranks} ranks: not hetccl's segment")
 */
     __pyx_t_3 = NULL;
-    __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 108, __pyx_L4_error)
+    __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 112, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_2);
-    __pyx_t_4 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fstat); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 108, __pyx_L4_error)
+    __pyx_t_4 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_fstat); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 112, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_4);
     __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
     __pyx_t_5 = 1;
@@ -4929,17 +4937,17 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
       __pyx_t_1 = __Pyx_PyObject_FastCall((PyObject*)__pyx_t_4, __pyx_callargs+__pyx_t_5, (2-__pyx_t_5) | (__pyx_t_5*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
       __Pyx_XDECREF(__pyx_t_3); __pyx_t_3 = 0;
       __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-      if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 108, __pyx_L4_error)
+      if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 112, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_1);
     }
-    __pyx_t_4 = __Pyx_PyObject_GetAttrStr(__pyx_t_1, __pyx_mstate_global->__pyx_n_u_st_size); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 108, __pyx_L4_error)
+    __pyx_t_4 = __Pyx_PyObject_GetAttrStr(__pyx_t_1, __pyx_mstate_global->__pyx_n_u_st_size); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 112, __pyx_L4_error)
     __Pyx_GOTREF(__pyx_t_4);
     __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
-    __pyx_t_5 = __Pyx_PyLong_As_size_t(__pyx_t_4); if (unlikely((__pyx_t_5 == (size_t)-1) && PyErr_Occurred())) __PYX_ERR(0, 108, __pyx_L4_error)
+    __pyx_t_5 = __Pyx_PyLong_As_size_t(__pyx_t_4); if (unlikely((__pyx_t_5 == (size_t)-1) && PyErr_Occurred())) __PYX_ERR(0, 112, __pyx_L4_error)
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
     __pyx_v_self->nbytes = __pyx_t_5;
 
-    /* "hetccl/_shm.pyx":109
+    /* "hetccl/_shm.pyx":113
  *         try:
  *             self.nbytes = os.fstat(fd).st_size
  *             if self.nbytes < hetccl_shm_cells_at(nranks):             # <<<<<<<<<<<<<<
@@ -4951,7 +4959,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
     if (unlikely(__pyx_t_9)) {
 
 
-      /* "hetccl/_shm.pyx":110
+      /* "hetccl/_shm.pyx":114
  *             self.nbytes = os.fstat(fd).st_size
  *             if self.nbytes < hetccl_shm_cells_at(nranks):
  *                 raise LibraryError(f"{path} has {self.nbytes} bytes, too few for {nranks} ranks: not hetccl's segment")             # <<<<<<<<<<<<<<
@@ -4959,13 +4967,13 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
  *             if base == MAP_FAILED:
 */
       __pyx_t_1 = NULL;
-      __Pyx_GetModuleGlobalName(__pyx_t_3, __pyx_mstate_global->__pyx_n_u_LibraryError); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 110, __pyx_L4_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_3, __pyx_mstate_global->__pyx_n_u_LibraryError); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 114, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_3);
-      __pyx_t_2 = __Pyx_PyObject_FormatSimple(__pyx_v_path, __pyx_mstate_global->__pyx_empty_unicode); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 110, __pyx_L4_error)
+      __pyx_t_2 = __Pyx_PyObject_FormatSimple(__pyx_v_path, __pyx_mstate_global->__pyx_empty_unicode); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 114, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_2);
-      __pyx_t_8 = __Pyx_PyUnicode_From_size_t(__pyx_v_self->nbytes, 0, ' ', 'd'); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 110, __pyx_L4_error)
+      __pyx_t_8 = __Pyx_PyUnicode_From_size_t(__pyx_v_self->nbytes, 0, ' ', 'd'); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 114, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_8);
-      __pyx_t_7 = __Pyx_PyUnicode_From_int(__pyx_v_nranks, 0, ' ', 'd'); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 110, __pyx_L4_error)
+      __pyx_t_7 = __Pyx_PyUnicode_From_int(__pyx_v_nranks, 0, ' ', 'd'); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 114, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_7);
       __pyx_t_10[0] = __pyx_t_2;
       __pyx_t_10[1] = __pyx_mstate_global->__pyx_kp_u_has;
@@ -4982,7 +4990,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
       __pyx_t_12 |= __Pyx_PyUnicode_KIND_04(__pyx_t_10[0]);
       #endif
       __pyx_t_13 = __Pyx_PyUnicode_Join(__pyx_t_10, 6, __pyx_t_11, __pyx_t_12);
-      if (unlikely(!__pyx_t_13)) __PYX_ERR(0, 110, __pyx_L4_error)
+      if (unlikely(!__pyx_t_13)) __PYX_ERR(0, 114, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_13);
       __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
       __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
@@ -5005,14 +5013,14 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
         __Pyx_XDECREF(__pyx_t_1); __pyx_t_1 = 0;
         __Pyx_DECREF(__pyx_t_13); __pyx_t_13 = 0;
         __Pyx_DECREF(__pyx_t_3); __pyx_t_3 = 0;
-        if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 110, __pyx_L4_error)
+        if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 114, __pyx_L4_error)
         __Pyx_GOTREF(__pyx_t_4);
       }
       __Pyx_Raise(__pyx_t_4, 0, 0, 0);
       __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-      __PYX_ERR(0, 110, __pyx_L4_error)
+      __PYX_ERR(0, 114, __pyx_L4_error)
 
-      /* "hetccl/_shm.pyx":109
+      /* "hetccl/_shm.pyx":113
  *         try:
  *             self.nbytes = os.fstat(fd).st_size
  *             if self.nbytes < hetccl_shm_cells_at(nranks):             # <<<<<<<<<<<<<<
@@ -5021,18 +5029,18 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
     }
 
-    /* "hetccl/_shm.pyx":111
+    /* "hetccl/_shm.pyx":115
  *             if self.nbytes < hetccl_shm_cells_at(nranks):
  *                 raise LibraryError(f"{path} has {self.nbytes} bytes, too few for {nranks} ranks: not hetccl's segment")
  *             base = mmap(NULL, self.nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)             # <<<<<<<<<<<<<<
  *             if base == MAP_FAILED:
  *                 raise OSError(errno, f"mmap of {self.nbytes} bytes of shared memory: {os.strerror(errno)}")
 */
-    __pyx_t_12 = __Pyx_PyLong_As_int(__pyx_v_fd); if (unlikely((__pyx_t_12 == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 111, __pyx_L4_error)
+    __pyx_t_12 = __Pyx_PyLong_As_int(__pyx_v_fd); if (unlikely((__pyx_t_12 == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 115, __pyx_L4_error)
     __pyx_v_base = mmap(NULL, __pyx_v_self->nbytes, (PROT_READ | PROT_WRITE), MAP_SHARED, __pyx_t_12, 0);
 
 
-    /* "hetccl/_shm.pyx":112
+    /* "hetccl/_shm.pyx":116
  *                 raise LibraryError(f"{path} has {self.nbytes} bytes, too few for {nranks} ranks: not hetccl's segment")
  *             base = mmap(NULL, self.nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
  *             if base == MAP_FAILED:             # <<<<<<<<<<<<<<
@@ -5044,7 +5052,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
     if (unlikely(__pyx_t_9)) {
 
 
-      /* "hetccl/_shm.pyx":113
+      /* "hetccl/_shm.pyx":117
  *             base = mmap(NULL, self.nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
  *             if base == MAP_FAILED:
  *                 raise OSError(errno, f"mmap of {self.nbytes} bytes of shared memory: {os.strerror(errno)}")             # <<<<<<<<<<<<<<
@@ -5052,22 +5060,22 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
  *             os.close(fd)
 */
       __pyx_t_3 = NULL;
-      __pyx_t_13 = __Pyx_PyLong_From_int(errno); if (unlikely(!__pyx_t_13)) __PYX_ERR(0, 113, __pyx_L4_error)
+      __pyx_t_13 = __Pyx_PyLong_From_int(errno); if (unlikely(!__pyx_t_13)) __PYX_ERR(0, 117, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_13);
-      __pyx_t_1 = __Pyx_PyUnicode_From_size_t(__pyx_v_self->nbytes, 0, ' ', 'd'); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 113, __pyx_L4_error)
+      __pyx_t_1 = __Pyx_PyUnicode_From_size_t(__pyx_v_self->nbytes, 0, ' ', 'd'); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 117, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_1);
-      __Pyx_GetModuleGlobalName(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 113, __pyx_L4_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 117, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_7);
-      __pyx_t_8 = __Pyx_PyObject_GetAttrStr(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_strerror); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 113, __pyx_L4_error)
+      __pyx_t_8 = __Pyx_PyObject_GetAttrStr(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_strerror); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 117, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_8);
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
-      __pyx_t_7 = __Pyx_PyLong_From_int(errno); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 113, __pyx_L4_error)
+      __pyx_t_7 = __Pyx_PyLong_From_int(errno); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 117, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_7);
-      __pyx_t_2 = __Pyx_PyObject_CallOneArg(__pyx_t_8, __pyx_t_7); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 113, __pyx_L4_error)
+      __pyx_t_2 = __Pyx_PyObject_CallOneArg(__pyx_t_8, __pyx_t_7); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 117, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_2);
       __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
-      __pyx_t_7 = __Pyx_PyObject_FormatSimple(__pyx_t_2, __pyx_mstate_global->__pyx_empty_unicode); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 113, __pyx_L4_error)
+      __pyx_t_7 = __Pyx_PyObject_FormatSimple(__pyx_t_2, __pyx_mstate_global->__pyx_empty_unicode); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 117, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_7);
       __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
       __pyx_t_14[0] = __pyx_mstate_global->__pyx_kp_u_mmap_of;
@@ -5083,7 +5091,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
       __pyx_t_12 |= __Pyx_PyUnicode_KIND_04(__pyx_t_14[3]);
       #endif
       __pyx_t_2 = __Pyx_PyUnicode_Join(__pyx_t_14, 4, __pyx_t_11, __pyx_t_12);
-      if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 113, __pyx_L4_error)
+      if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 117, __pyx_L4_error)
       __Pyx_GOTREF(__pyx_t_2);
       __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
@@ -5094,14 +5102,14 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
         __Pyx_XDECREF(__pyx_t_3); __pyx_t_3 = 0;
         __Pyx_DECREF(__pyx_t_13); __pyx_t_13 = 0;
         __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
-        if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 113, __pyx_L4_error)
+        if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 117, __pyx_L4_error)
         __Pyx_GOTREF(__pyx_t_4);
       }
       __Pyx_Raise(__pyx_t_4, 0, 0, 0);
       __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-      __PYX_ERR(0, 113, __pyx_L4_error)
+      __PYX_ERR(0, 117, __pyx_L4_error)
 
-      /* "hetccl/_shm.pyx":112
+      /* "hetccl/_shm.pyx":116
  *                 raise LibraryError(f"{path} has {self.nbytes} bytes, too few for {nranks} ranks: not hetccl's segment")
  *             base = mmap(NULL, self.nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
  *             if base == MAP_FAILED:             # <<<<<<<<<<<<<<
@@ -5111,7 +5119,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
     }
   }
 
-  /* "hetccl/_shm.pyx":115
+  /* "hetccl/_shm.pyx":119
  *                 raise OSError(errno, f"mmap of {self.nbytes} bytes of shared memory: {os.strerror(errno)}")
  *         finally:
  *             os.close(fd)             # <<<<<<<<<<<<<<
@@ -5121,9 +5129,9 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
   /*finally:*/ {
     /*normal exit:*/{
       __pyx_t_2 = NULL;
-      __Pyx_GetModuleGlobalName(__pyx_t_13, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_13)) __PYX_ERR(0, 115, __pyx_L1_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_13, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_13)) __PYX_ERR(0, 119, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_13);
-      __pyx_t_3 = __Pyx_PyObject_GetAttrStr(__pyx_t_13, __pyx_mstate_global->__pyx_n_u_close); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 115, __pyx_L1_error)
+      __pyx_t_3 = __Pyx_PyObject_GetAttrStr(__pyx_t_13, __pyx_mstate_global->__pyx_n_u_close); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 119, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_3);
       __Pyx_DECREF(__pyx_t_13); __pyx_t_13 = 0;
       __pyx_t_5 = 1;
@@ -5143,7 +5151,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
         __pyx_t_4 = __Pyx_PyObject_FastCall((PyObject*)__pyx_t_3, __pyx_callargs+__pyx_t_5, (2-__pyx_t_5) | (__pyx_t_5*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
         __Pyx_XDECREF(__pyx_t_2); __pyx_t_2 = 0;
         __Pyx_DECREF(__pyx_t_3); __pyx_t_3 = 0;
-        if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 115, __pyx_L1_error)
+        if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 119, __pyx_L1_error)
         __Pyx_GOTREF(__pyx_t_4);
       }
       __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
@@ -5172,9 +5180,9 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
       __pyx_t_12 = __pyx_lineno; __pyx_t_15 = __pyx_clineno; __pyx_t_16 = __pyx_filename;
       {
         __pyx_t_3 = NULL;
-        __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 115, __pyx_L9_error)
+        __Pyx_GetModuleGlobalName(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 119, __pyx_L9_error)
         __Pyx_GOTREF(__pyx_t_2);
-        __pyx_t_13 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_close); if (unlikely(!__pyx_t_13)) __PYX_ERR(0, 115, __pyx_L9_error)
+        __pyx_t_13 = __Pyx_PyObject_GetAttrStr(__pyx_t_2, __pyx_mstate_global->__pyx_n_u_close); if (unlikely(!__pyx_t_13)) __PYX_ERR(0, 119, __pyx_L9_error)
         __Pyx_GOTREF(__pyx_t_13);
         __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
         __pyx_t_5 = 1;
@@ -5194,7 +5202,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
           __pyx_t_4 = __Pyx_PyObject_FastCall((PyObject*)__pyx_t_13, __pyx_callargs+__pyx_t_5, (2-__pyx_t_5) | (__pyx_t_5*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
           __Pyx_XDECREF(__pyx_t_3); __pyx_t_3 = 0;
           __Pyx_DECREF(__pyx_t_13); __pyx_t_13 = 0;
-          if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 115, __pyx_L9_error)
+          if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 119, __pyx_L9_error)
           __Pyx_GOTREF(__pyx_t_4);
         }
         __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
@@ -5224,7 +5232,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
     __pyx_L5:;
   }
 
-  /* "hetccl/_shm.pyx":116
+  /* "hetccl/_shm.pyx":120
  *         finally:
  *             os.close(fd)
  *         self.base = <uint8_t*>base             # <<<<<<<<<<<<<<
@@ -5233,7 +5241,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_self->base = ((uint8_t *)__pyx_v_base);
 
-  /* "hetccl/_shm.pyx":117
+  /* "hetccl/_shm.pyx":121
  *             os.close(fd)
  *         self.base = <uint8_t*>base
  *         self.header = <hetccl_shm_header_t*>base             # <<<<<<<<<<<<<<
@@ -5242,7 +5250,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_self->header = ((hetccl_shm_header_t *)__pyx_v_base);
 
-  /* "hetccl/_shm.pyx":118
+  /* "hetccl/_shm.pyx":122
  *         self.base = <uint8_t*>base
  *         self.header = <hetccl_shm_header_t*>base
  *         if (self.header.magic != HETCCL_SHM_MAGIC or memcmp(self.header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES) != 0             # <<<<<<<<<<<<<<
@@ -5260,16 +5268,16 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
     goto __pyx_L11_bool_binop_done;
   }
 
-  /* "hetccl/_shm.pyx":119
+  /* "hetccl/_shm.pyx":123
  *         self.header = <hetccl_shm_header_t*>base
  *         if (self.header.magic != HETCCL_SHM_MAGIC or memcmp(self.header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES) != 0
  *                 or self.header.nranks != <uint32_t>nranks or self.header.total_bytes != self.nbytes):             # <<<<<<<<<<<<<<
  *             raise LibraryError(f"{path} is not the segment that rank 0 announced")
  *         self.blocks = <hetccl_rank_block_t*>(self.base + hetccl_shm_blocks_at())
 */
-  __pyx_t_24 = __Pyx_PyBytes_AsString(__pyx_v_secret); if (unlikely((!__pyx_t_24) && PyErr_Occurred())) __PYX_ERR(0, 118, __pyx_L1_error)
+  __pyx_t_24 = __Pyx_PyBytes_AsString(__pyx_v_secret); if (unlikely((!__pyx_t_24) && PyErr_Occurred())) __PYX_ERR(0, 122, __pyx_L1_error)
 
-  /* "hetccl/_shm.pyx":118
+  /* "hetccl/_shm.pyx":122
  *         self.base = <uint8_t*>base
  *         self.header = <hetccl_shm_header_t*>base
  *         if (self.header.magic != HETCCL_SHM_MAGIC or memcmp(self.header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES) != 0             # <<<<<<<<<<<<<<
@@ -5288,7 +5296,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
     goto __pyx_L11_bool_binop_done;
   }
 
-  /* "hetccl/_shm.pyx":119
+  /* "hetccl/_shm.pyx":123
  *         self.header = <hetccl_shm_header_t*>base
  *         if (self.header.magic != HETCCL_SHM_MAGIC or memcmp(self.header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES) != 0
  *                 or self.header.nranks != <uint32_t>nranks or self.header.total_bytes != self.nbytes):             # <<<<<<<<<<<<<<
@@ -5312,7 +5320,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 
   __pyx_L11_bool_binop_done:;
 
-  /* "hetccl/_shm.pyx":118
+  /* "hetccl/_shm.pyx":122
  *         self.base = <uint8_t*>base
  *         self.header = <hetccl_shm_header_t*>base
  *         if (self.header.magic != HETCCL_SHM_MAGIC or memcmp(self.header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES) != 0             # <<<<<<<<<<<<<<
@@ -5322,7 +5330,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
   if (unlikely(__pyx_t_9)) {
 
 
-    /* "hetccl/_shm.pyx":120
+    /* "hetccl/_shm.pyx":124
  *         if (self.header.magic != HETCCL_SHM_MAGIC or memcmp(self.header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES) != 0
  *                 or self.header.nranks != <uint32_t>nranks or self.header.total_bytes != self.nbytes):
  *             raise LibraryError(f"{path} is not the segment that rank 0 announced")             # <<<<<<<<<<<<<<
@@ -5330,11 +5338,11 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
  *         self.links = <hetccl_shm_link_t*>calloc(4 * nranks, sizeof(hetccl_shm_link_t))
 */
     __pyx_t_13 = NULL;
-    __Pyx_GetModuleGlobalName(__pyx_t_3, __pyx_mstate_global->__pyx_n_u_LibraryError); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 120, __pyx_L1_error)
+    __Pyx_GetModuleGlobalName(__pyx_t_3, __pyx_mstate_global->__pyx_n_u_LibraryError); if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 124, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_3);
-    __pyx_t_2 = __Pyx_PyObject_FormatSimple(__pyx_v_path, __pyx_mstate_global->__pyx_empty_unicode); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 120, __pyx_L1_error)
+    __pyx_t_2 = __Pyx_PyObject_FormatSimple(__pyx_v_path, __pyx_mstate_global->__pyx_empty_unicode); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 124, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_2);
-    __pyx_t_7 = __Pyx_PyUnicode_Concat__Pyx_ReferenceSharing_OwnStrongReferenceInPlace(__pyx_t_2, __pyx_mstate_global->__pyx_kp_u_is_not_the_segment_that_rank_0); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 120, __pyx_L1_error)
+    __pyx_t_7 = __Pyx_PyUnicode_Concat__Pyx_ReferenceSharing_OwnStrongReferenceInPlace(__pyx_t_2, __pyx_mstate_global->__pyx_kp_u_is_not_the_segment_that_rank_0); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 124, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_7);
     __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
     __pyx_t_5 = 1;
@@ -5355,14 +5363,14 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
       __Pyx_XDECREF(__pyx_t_13); __pyx_t_13 = 0;
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
       __Pyx_DECREF(__pyx_t_3); __pyx_t_3 = 0;
-      if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 120, __pyx_L1_error)
+      if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 124, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_4);
     }
     __Pyx_Raise(__pyx_t_4, 0, 0, 0);
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-    __PYX_ERR(0, 120, __pyx_L1_error)
+    __PYX_ERR(0, 124, __pyx_L1_error)
 
-    /* "hetccl/_shm.pyx":118
+    /* "hetccl/_shm.pyx":122
  *         self.base = <uint8_t*>base
  *         self.header = <hetccl_shm_header_t*>base
  *         if (self.header.magic != HETCCL_SHM_MAGIC or memcmp(self.header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES) != 0             # <<<<<<<<<<<<<<
@@ -5371,7 +5379,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   }
 
-  /* "hetccl/_shm.pyx":121
+  /* "hetccl/_shm.pyx":125
  *                 or self.header.nranks != <uint32_t>nranks or self.header.total_bytes != self.nbytes):
  *             raise LibraryError(f"{path} is not the segment that rank 0 announced")
  *         self.blocks = <hetccl_rank_block_t*>(self.base + hetccl_shm_blocks_at())             # <<<<<<<<<<<<<<
@@ -5380,7 +5388,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_self->blocks = ((hetccl_rank_block_t *)(__pyx_v_self->base + hetccl_shm_blocks_at()));
 
-  /* "hetccl/_shm.pyx":122
+  /* "hetccl/_shm.pyx":126
  *             raise LibraryError(f"{path} is not the segment that rank 0 announced")
  *         self.blocks = <hetccl_rank_block_t*>(self.base + hetccl_shm_blocks_at())
  *         self.links = <hetccl_shm_link_t*>calloc(4 * nranks, sizeof(hetccl_shm_link_t))             # <<<<<<<<<<<<<<
@@ -5389,7 +5397,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_self->links = ((hetccl_shm_link_t *)calloc((4 * __pyx_v_nranks), (sizeof(hetccl_shm_link_t))));
 
-  /* "hetccl/_shm.pyx":123
+  /* "hetccl/_shm.pyx":127
  *         self.blocks = <hetccl_rank_block_t*>(self.base + hetccl_shm_blocks_at())
  *         self.links = <hetccl_shm_link_t*>calloc(4 * nranks, sizeof(hetccl_shm_link_t))
  *         if self.links == NULL:             # <<<<<<<<<<<<<<
@@ -5401,16 +5409,16 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
   if (unlikely(__pyx_t_9)) {
 
 
-    /* "hetccl/_shm.pyx":124
+    /* "hetccl/_shm.pyx":128
  *         self.links = <hetccl_shm_link_t*>calloc(4 * nranks, sizeof(hetccl_shm_link_t))
  *         if self.links == NULL:
  *             raise MemoryError()             # <<<<<<<<<<<<<<
  *         memcpy(&self.probe_word, <const char*>secret, sizeof(self.probe_word))
  *         cdef hetccl_rank_block_t* mine = &self.blocks[rank]
 */
-    PyErr_NoMemory(); __PYX_ERR(0, 124, __pyx_L1_error)
+    PyErr_NoMemory(); __PYX_ERR(0, 128, __pyx_L1_error)
 
-    /* "hetccl/_shm.pyx":123
+    /* "hetccl/_shm.pyx":127
  *         self.blocks = <hetccl_rank_block_t*>(self.base + hetccl_shm_blocks_at())
  *         self.links = <hetccl_shm_link_t*>calloc(4 * nranks, sizeof(hetccl_shm_link_t))
  *         if self.links == NULL:             # <<<<<<<<<<<<<<
@@ -5419,18 +5427,18 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   }
 
-  /* "hetccl/_shm.pyx":125
+  /* "hetccl/_shm.pyx":129
  *         if self.links == NULL:
  *             raise MemoryError()
  *         memcpy(&self.probe_word, <const char*>secret, sizeof(self.probe_word))             # <<<<<<<<<<<<<<
  *         cdef hetccl_rank_block_t* mine = &self.blocks[rank]
  *         mine.pid = self.owner_pid
 */
-  __pyx_t_25 = __Pyx_PyBytes_AsString(__pyx_v_secret); if (unlikely((!__pyx_t_25) && PyErr_Occurred())) __PYX_ERR(0, 125, __pyx_L1_error)
+  __pyx_t_25 = __Pyx_PyBytes_AsString(__pyx_v_secret); if (unlikely((!__pyx_t_25) && PyErr_Occurred())) __PYX_ERR(0, 129, __pyx_L1_error)
   (void)(memcpy((&__pyx_v_self->probe_word), ((char const *)__pyx_t_25), (sizeof(__pyx_v_self->probe_word))));
 
 
-  /* "hetccl/_shm.pyx":126
+  /* "hetccl/_shm.pyx":130
  *             raise MemoryError()
  *         memcpy(&self.probe_word, <const char*>secret, sizeof(self.probe_word))
  *         cdef hetccl_rank_block_t* mine = &self.blocks[rank]             # <<<<<<<<<<<<<<
@@ -5439,7 +5447,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_mine = (&(__pyx_v_self->blocks[__pyx_v_rank]));
 
-  /* "hetccl/_shm.pyx":127
+  /* "hetccl/_shm.pyx":131
  *         memcpy(&self.probe_word, <const char*>secret, sizeof(self.probe_word))
  *         cdef hetccl_rank_block_t* mine = &self.blocks[rank]
  *         mine.pid = self.owner_pid             # <<<<<<<<<<<<<<
@@ -5450,7 +5458,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 
   __pyx_v_mine->pid = __pyx_t_6;
 
-  /* "hetccl/_shm.pyx":128
+  /* "hetccl/_shm.pyx":132
  *         cdef hetccl_rank_block_t* mine = &self.blocks[rank]
  *         mine.pid = self.owner_pid
  *         mine.start_ticks = hetccl_process_start_ticks(self.owner_pid)             # <<<<<<<<<<<<<<
@@ -5459,7 +5467,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_mine->start_ticks = hetccl_process_start_ticks(__pyx_v_self->owner_pid);
 
-  /* "hetccl/_shm.pyx":129
+  /* "hetccl/_shm.pyx":133
  *         mine.pid = self.owner_pid
  *         mine.start_ticks = hetccl_process_start_ticks(self.owner_pid)
  *         mine.probe_address = <uint64_t>&self.probe_word             # <<<<<<<<<<<<<<
@@ -5468,7 +5476,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_mine->probe_address = ((uint64_t)(&__pyx_v_self->probe_word));
 
-  /* "hetccl/_shm.pyx":130
+  /* "hetccl/_shm.pyx":134
  *         mine.start_ticks = hetccl_process_start_ticks(self.owner_pid)
  *         mine.probe_address = <uint64_t>&self.probe_word
  *         mine.state = HETCCL_RANK_ALIVE             # <<<<<<<<<<<<<<
@@ -5477,7 +5485,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
 */
   __pyx_v_mine->state = HETCCL_RANK_ALIVE;
 
-  /* "hetccl/_shm.pyx":100
+  /* "hetccl/_shm.pyx":104
  *     """
  * 
  *     def __cinit__(self, int rank, int nranks, path, bytes secret not None):             # <<<<<<<<<<<<<<
@@ -5507,7 +5515,7 @@ static int __pyx_pf_6hetccl_4_shm_7Segment___cinit__(struct __pyx_obj_6hetccl_4_
   return __pyx_r;
 }
 
-/* "hetccl/_shm.pyx":132
+/* "hetccl/_shm.pyx":136
  *         mine.state = HETCCL_RANK_ALIVE
  * 
  *     def probe_peers(self):             # <<<<<<<<<<<<<<
@@ -5581,7 +5589,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("probe_peers", 0);
 
-  /* "hetccl/_shm.pyx":137
+  /* "hetccl/_shm.pyx":141
  *         Returns: tuple of the peers that cannot be read (another user, yama's ptrace_scope, a seccomp filter)
  *         """
  *         cdef uint8_t* readable = self.base + hetccl_shm_readable_at(self.nranks) + self.rank * self.nranks             # <<<<<<<<<<<<<<
@@ -5590,7 +5598,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
 */
   __pyx_v_readable = ((__pyx_v_self->base + hetccl_shm_readable_at(__pyx_v_self->nranks)) + (__pyx_v_self->rank * __pyx_v_self->nranks));
 
-  /* "hetccl/_shm.pyx":141
+  /* "hetccl/_shm.pyx":145
  *         cdef hetccl_msg_t msg
  *         cdef uint64_t word
  *         memset(&link, 0, sizeof(link))             # <<<<<<<<<<<<<<
@@ -5599,7 +5607,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
 */
   (void)(memset((&__pyx_v_link), 0, (sizeof(__pyx_v_link))));
 
-  /* "hetccl/_shm.pyx":142
+  /* "hetccl/_shm.pyx":146
  *         cdef uint64_t word
  *         memset(&link, 0, sizeof(link))
  *         memset(&msg, 0, sizeof(msg))             # <<<<<<<<<<<<<<
@@ -5608,19 +5616,19 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
 */
   (void)(memset((&__pyx_v_msg), 0, (sizeof(__pyx_v_msg))));
 
-  /* "hetccl/_shm.pyx":143
+  /* "hetccl/_shm.pyx":147
  *         memset(&link, 0, sizeof(link))
  *         memset(&msg, 0, sizeof(msg))
  *         refused = []             # <<<<<<<<<<<<<<
  *         for peer in range(self.nranks):
  *             word = 0
 */
-  __pyx_t_1 = PyList_New(0); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 143, __pyx_L1_error)
+  __pyx_t_1 = PyList_New(0); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 147, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
   __pyx_v_refused = ((PyObject*)__pyx_t_1);
   __pyx_t_1 = 0;
 
-  /* "hetccl/_shm.pyx":144
+  /* "hetccl/_shm.pyx":148
  *         memset(&msg, 0, sizeof(msg))
  *         refused = []
  *         for peer in range(self.nranks):             # <<<<<<<<<<<<<<
@@ -5634,7 +5642,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
   for (__pyx_t_4 = 0; __pyx_t_4 < __pyx_t_3; __pyx_t_4+=1) {
     __pyx_v_peer = __pyx_t_4;
 
-    /* "hetccl/_shm.pyx":145
+    /* "hetccl/_shm.pyx":149
  *         refused = []
  *         for peer in range(self.nranks):
  *             word = 0             # <<<<<<<<<<<<<<
@@ -5643,7 +5651,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
 */
     __pyx_v_word = 0;
 
-    /* "hetccl/_shm.pyx":146
+    /* "hetccl/_shm.pyx":150
  *         for peer in range(self.nranks):
  *             word = 0
  *             link.peer_pid = self.blocks[peer].pid             # <<<<<<<<<<<<<<
@@ -5654,7 +5662,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
 
     __pyx_v_link.peer_pid = __pyx_t_5;
 
-    /* "hetccl/_shm.pyx":147
+    /* "hetccl/_shm.pyx":151
  *             word = 0
  *             link.peer_pid = self.blocks[peer].pid
  *             status = hetccl_shm_read_peer(&link, &msg, &word, self.blocks[peer].probe_address, sizeof(word))             # <<<<<<<<<<<<<<
@@ -5663,7 +5671,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
 */
     __pyx_v_status = hetccl_shm_read_peer((&__pyx_v_link), (&__pyx_v_msg), (&__pyx_v_word), (__pyx_v_self->blocks[__pyx_v_peer]).probe_address, (sizeof(__pyx_v_word)));
 
-    /* "hetccl/_shm.pyx":148
+    /* "hetccl/_shm.pyx":152
  *             link.peer_pid = self.blocks[peer].pid
  *             status = hetccl_shm_read_peer(&link, &msg, &word, self.blocks[peer].probe_address, sizeof(word))
  *             readable[peer] = status == HETCCL_DONE and word == self.probe_word             # <<<<<<<<<<<<<<
@@ -5689,7 +5697,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
     (__pyx_v_readable[__pyx_v_peer]) = __pyx_t_6;
 
 
-    /* "hetccl/_shm.pyx":149
+    /* "hetccl/_shm.pyx":153
  *             status = hetccl_shm_read_peer(&link, &msg, &word, self.blocks[peer].probe_address, sizeof(word))
  *             readable[peer] = status == HETCCL_DONE and word == self.probe_word
  *             if not readable[peer]:             # <<<<<<<<<<<<<<
@@ -5701,20 +5709,20 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
     if (__pyx_t_7) {
 
 
-      /* "hetccl/_shm.pyx":150
+      /* "hetccl/_shm.pyx":154
  *             readable[peer] = status == HETCCL_DONE and word == self.probe_word
  *             if not readable[peer]:
  *                 refused.append(peer)             # <<<<<<<<<<<<<<
  *         return tuple(refused)
  * 
 */
-      __pyx_t_1 = __Pyx_PyLong_From_int(__pyx_v_peer); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 150, __pyx_L1_error)
+      __pyx_t_1 = __Pyx_PyLong_From_int(__pyx_v_peer); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 154, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_1);
-      __pyx_t_8 = __Pyx_PyList_Append(__pyx_v_refused, __pyx_t_1); if (unlikely(__pyx_t_8 == ((int)-1))) __PYX_ERR(0, 150, __pyx_L1_error)
+      __pyx_t_8 = __Pyx_PyList_Append(__pyx_v_refused, __pyx_t_1); if (unlikely(__pyx_t_8 == ((int)-1))) __PYX_ERR(0, 154, __pyx_L1_error)
       __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
 
 
-      /* "hetccl/_shm.pyx":149
+      /* "hetccl/_shm.pyx":153
  *             status = hetccl_shm_read_peer(&link, &msg, &word, self.blocks[peer].probe_address, sizeof(word))
  *             readable[peer] = status == HETCCL_DONE and word == self.probe_word
  *             if not readable[peer]:             # <<<<<<<<<<<<<<
@@ -5725,14 +5733,14 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
   }
 
 
-  /* "hetccl/_shm.pyx":151
+  /* "hetccl/_shm.pyx":155
  *             if not readable[peer]:
  *                 refused.append(peer)
  *         return tuple(refused)             # <<<<<<<<<<<<<<
  * 
  *     def connect(self, bint single_copy):
 */
-  __pyx_t_1 = PyList_AsTuple(__pyx_v_refused); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 151, __pyx_L1_error)
+  __pyx_t_1 = PyList_AsTuple(__pyx_v_refused); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 155, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
   {
     PyObject *__pyx_temp;
@@ -5745,7 +5753,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
   __pyx_t_1 = 0;
   goto __pyx_L0;
 
-  /* "hetccl/_shm.pyx":132
+  /* "hetccl/_shm.pyx":136
  *         mine.state = HETCCL_RANK_ALIVE
  * 
  *     def probe_peers(self):             # <<<<<<<<<<<<<<
@@ -5771,7 +5779,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_2probe_peers(struct __pyx_obj_6
   return __pyx_r;
 }
 
-/* "hetccl/_shm.pyx":153
+/* "hetccl/_shm.pyx":157
  *         return tuple(refused)
  * 
  *     def connect(self, bint single_copy):             # <<<<<<<<<<<<<<
@@ -5819,32 +5827,32 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_single_copy,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 153, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 157, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 153, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 157, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "connect", 0) < (0)) __PYX_ERR(0, 153, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "connect", 0) < (0)) __PYX_ERR(0, 157, __pyx_L3_error)
       for (Py_ssize_t i = __pyx_nargs; i < 1; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("connect", 1, 1, 1, i); __PYX_ERR(0, 153, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("connect", 1, 1, 1, i); __PYX_ERR(0, 157, __pyx_L3_error) }
       }
     } else if (unlikely(__pyx_nargs != 1)) {
       goto __pyx_L5_argtuple_error;
     } else {
       values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 153, __pyx_L3_error)
+      if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 157, __pyx_L3_error)
     }
-    __pyx_v_single_copy = __Pyx_PyObject_IsTrue(values[0]); if (unlikely((__pyx_v_single_copy == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 153, __pyx_L3_error)
+    __pyx_v_single_copy = __Pyx_PyObject_IsTrue(values[0]); if (unlikely((__pyx_v_single_copy == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 157, __pyx_L3_error)
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("connect", 1, 1, 1, __pyx_nargs); __PYX_ERR(0, 153, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("connect", 1, 1, 1, __pyx_nargs); __PYX_ERR(0, 157, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -5899,7 +5907,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("connect", 0);
 
-  /* "hetccl/_shm.pyx":158
+  /* "hetccl/_shm.pyx":162
  *         single_copy : whether large messages may go by address where the receiver can read the sender
  *         """
  *         cdef size_t n = self.nranks             # <<<<<<<<<<<<<<
@@ -5910,7 +5918,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
 
   __pyx_v_n = __pyx_t_1;
 
-  /* "hetccl/_shm.pyx":159
+  /* "hetccl/_shm.pyx":163
  *         """
  *         cdef size_t n = self.nranks
  *         cdef uint8_t* readable = self.base + hetccl_shm_readable_at(n)             # <<<<<<<<<<<<<<
@@ -5919,7 +5927,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
 */
   __pyx_v_readable = (__pyx_v_self->base + hetccl_shm_readable_at(__pyx_v_n));
 
-  /* "hetccl/_shm.pyx":163
+  /* "hetccl/_shm.pyx":167
  *         cdef size_t ring, sender, receiver
  *         cdef int peer, traffic, receive
  *         for traffic in range(2):             # <<<<<<<<<<<<<<
@@ -5929,7 +5937,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
   for (__pyx_t_1 = 0; __pyx_t_1 < 2; __pyx_t_1+=1) {
     __pyx_v_traffic = __pyx_t_1;
 
-    /* "hetccl/_shm.pyx":164
+    /* "hetccl/_shm.pyx":168
  *         cdef int peer, traffic, receive
  *         for traffic in range(2):
  *             for receive in range(2):             # <<<<<<<<<<<<<<
@@ -5939,7 +5947,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
     for (__pyx_t_2 = 0; __pyx_t_2 < 2; __pyx_t_2+=1) {
       __pyx_v_receive = __pyx_t_2;
 
-      /* "hetccl/_shm.pyx":165
+      /* "hetccl/_shm.pyx":169
  *         for traffic in range(2):
  *             for receive in range(2):
  *                 for peer in range(self.nranks):             # <<<<<<<<<<<<<<
@@ -5953,7 +5961,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
       for (__pyx_t_5 = 0; __pyx_t_5 < __pyx_t_4; __pyx_t_5+=1) {
         __pyx_v_peer = __pyx_t_5;
 
-        /* "hetccl/_shm.pyx":166
+        /* "hetccl/_shm.pyx":170
  *             for receive in range(2):
  *                 for peer in range(self.nranks):
  *                     sender, receiver = (peer, self.rank) if receive else (self.rank, peer)             # <<<<<<<<<<<<<<
@@ -5980,7 +5988,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
         __pyx_v_receiver = __pyx_t_10;
 
 
-        /* "hetccl/_shm.pyx":167
+        /* "hetccl/_shm.pyx":171
  *                 for peer in range(self.nranks):
  *                     sender, receiver = (peer, self.rank) if receive else (self.rank, peer)
  *                     ring = (traffic * n + sender) * n + receiver             # <<<<<<<<<<<<<<
@@ -5989,7 +5997,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
 */
         __pyx_v_ring = ((((__pyx_v_traffic * __pyx_v_n) + __pyx_v_sender) * __pyx_v_n) + __pyx_v_receiver);
 
-        /* "hetccl/_shm.pyx":168
+        /* "hetccl/_shm.pyx":172
  *                     sender, receiver = (peer, self.rank) if receive else (self.rank, peer)
  *                     ring = (traffic * n + sender) * n + receiver
  *                     link = self.link(traffic, receive, peer)             # <<<<<<<<<<<<<<
@@ -5998,7 +6006,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
 */
         __pyx_v_link = ((struct __pyx_vtabstruct_6hetccl_4_shm_Segment *)__pyx_v_self->__pyx_vtab)->link(__pyx_v_self, __pyx_v_traffic, __pyx_v_receive, __pyx_v_peer);
 
-        /* "hetccl/_shm.pyx":169
+        /* "hetccl/_shm.pyx":173
  *                     ring = (traffic * n + sender) * n + receiver
  *                     link = self.link(traffic, receive, peer)
  *                     link.cell_bytes = self.header.cell_bytes             # <<<<<<<<<<<<<<
@@ -6009,7 +6017,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
 
         __pyx_v_link->cell_bytes = __pyx_t_11;
 
-        /* "hetccl/_shm.pyx":170
+        /* "hetccl/_shm.pyx":174
  *                     link = self.link(traffic, receive, peer)
  *                     link.cell_bytes = self.header.cell_bytes
  *                     link.ncells = self.header.ncells             # <<<<<<<<<<<<<<
@@ -6020,7 +6028,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
 
         __pyx_v_link->ncells = __pyx_t_12;
 
-        /* "hetccl/_shm.pyx":171
+        /* "hetccl/_shm.pyx":175
  *                     link.cell_bytes = self.header.cell_bytes
  *                     link.ncells = self.header.ncells
  *                     link.cells = self.base + hetccl_shm_cells_at(n) + ring * link.ncells * link.cell_bytes             # <<<<<<<<<<<<<<
@@ -6029,7 +6037,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
 */
         __pyx_v_link->cells = ((__pyx_v_self->base + hetccl_shm_cells_at(__pyx_v_n)) + ((__pyx_v_ring * __pyx_v_link->ncells) * __pyx_v_link->cell_bytes));
 
-        /* "hetccl/_shm.pyx":172
+        /* "hetccl/_shm.pyx":176
  *                     link.ncells = self.header.ncells
  *                     link.cells = self.base + hetccl_shm_cells_at(n) + ring * link.ncells * link.cell_bytes
  *                     link.tail = <uint64_t*>(self.base + hetccl_shm_tails_at(n) + ring * HETCCL_CACHE_LINE)             # <<<<<<<<<<<<<<
@@ -6038,7 +6046,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
 */
         __pyx_v_link->tail = ((uint64_t *)((__pyx_v_self->base + hetccl_shm_tails_at(__pyx_v_n)) + (__pyx_v_ring * HETCCL_CACHE_LINE)));
 
-        /* "hetccl/_shm.pyx":173
+        /* "hetccl/_shm.pyx":177
  *                     link.cells = self.base + hetccl_shm_cells_at(n) + ring * link.ncells * link.cell_bytes
  *                     link.tail = <uint64_t*>(self.base + hetccl_shm_tails_at(n) + ring * HETCCL_CACHE_LINE)
  *                     link.peer_block = &self.blocks[peer]             # <<<<<<<<<<<<<<
@@ -6047,7 +6055,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
 */
         __pyx_v_link->peer_block = (&(__pyx_v_self->blocks[__pyx_v_peer]));
 
-        /* "hetccl/_shm.pyx":174
+        /* "hetccl/_shm.pyx":178
  *                     link.tail = <uint64_t*>(self.base + hetccl_shm_tails_at(n) + ring * HETCCL_CACHE_LINE)
  *                     link.peer_block = &self.blocks[peer]
  *                     link.peer_pid = self.blocks[peer].pid             # <<<<<<<<<<<<<<
@@ -6058,7 +6066,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
 
         __pyx_v_link->peer_pid = __pyx_t_11;
 
-        /* "hetccl/_shm.pyx":175
+        /* "hetccl/_shm.pyx":179
  *                     link.peer_block = &self.blocks[peer]
  *                     link.peer_pid = self.blocks[peer].pid
  *                     link.eager_max = EAGER_MAX_BYTES if single_copy and readable[receiver * n + sender] else <size_t>-1             # <<<<<<<<<<<<<<
@@ -6078,9 +6086,9 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
 
         __pyx_L9_bool_binop_done:;
         if (__pyx_t_7) {
-          __Pyx_GetModuleGlobalName(__pyx_t_15, __pyx_mstate_global->__pyx_n_u_EAGER_MAX_BYTES); if (unlikely(!__pyx_t_15)) __PYX_ERR(0, 175, __pyx_L1_error)
+          __Pyx_GetModuleGlobalName(__pyx_t_15, __pyx_mstate_global->__pyx_n_u_EAGER_MAX_BYTES); if (unlikely(!__pyx_t_15)) __PYX_ERR(0, 179, __pyx_L1_error)
           __Pyx_GOTREF(__pyx_t_15);
-          __pyx_t_16 = __Pyx_PyLong_As_size_t(__pyx_t_15); if (unlikely((__pyx_t_16 == (size_t)-1) && PyErr_Occurred())) __PYX_ERR(0, 175, __pyx_L1_error)
+          __pyx_t_16 = __Pyx_PyLong_As_size_t(__pyx_t_15); if (unlikely((__pyx_t_16 == (size_t)-1) && PyErr_Occurred())) __PYX_ERR(0, 179, __pyx_L1_error)
           __Pyx_DECREF(__pyx_t_15); __pyx_t_15 = 0;
           __pyx_t_13 = __pyx_t_16;
         } else {
@@ -6094,7 +6102,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
     }
   }
 
-  /* "hetccl/_shm.pyx":153
+  /* "hetccl/_shm.pyx":157
  *         return tuple(refused)
  * 
  *     def connect(self, bint single_copy):             # <<<<<<<<<<<<<<
@@ -6124,7 +6132,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_4connect(struct __pyx_obj_6hetc
   return __pyx_r;
 }
 
-/* "hetccl/_shm.pyx":177
+/* "hetccl/_shm.pyx":181
  *                     link.eager_max = EAGER_MAX_BYTES if single_copy and readable[receiver * n + sender] else <size_t>-1
  * 
  *     def single_copy_peers(self):             # <<<<<<<<<<<<<<
@@ -6176,7 +6184,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
 }
 static PyObject *__pyx_gb_6hetccl_4_shm_7Segment_17single_copy_peers_2generator1(__pyx_CoroutineObject *__pyx_generator, CYTHON_UNUSED PyThreadState *__pyx_tstate, PyObject *__pyx_sent_value); /* proto */
 
-/* "hetccl/_shm.pyx":179
+/* "hetccl/_shm.pyx":183
  *     def single_copy_peers(self):
  *         """Ranks to which this rank's large messages go by address."""
  *         return tuple(peer for peer in range(self.nranks)             # <<<<<<<<<<<<<<
@@ -6196,7 +6204,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_17single_copy_peers_genexpr(PyO
   if (unlikely(!__pyx_cur_scope)) {
     __pyx_cur_scope = ((struct __pyx_obj_6hetccl_4_shm___pyx_scope_struct_3_genexpr *)Py_None);
     __Pyx_INCREF(Py_None);
-    __PYX_ERR(0, 179, __pyx_L1_error)
+    __PYX_ERR(0, 183, __pyx_L1_error)
   } else {
     __Pyx_GOTREF((PyObject *)__pyx_cur_scope);
   }
@@ -6207,7 +6215,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_17single_copy_peers_genexpr(PyO
 
 
   {
-    __pyx_CoroutineObject *gen = __Pyx_Generator_New((__pyx_coroutine_body_t) __pyx_gb_6hetccl_4_shm_7Segment_17single_copy_peers_2generator1, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[1]), (PyObject *) __pyx_cur_scope, __pyx_mstate_global->__pyx_n_u_genexpr, __pyx_mstate_global->__pyx_n_u_single_copy_peers_locals_genexpr, __pyx_mstate_global->__pyx_n_u_hetccl__shm); if (unlikely(!gen)) __PYX_ERR(0, 179, __pyx_L1_error)
+    __pyx_CoroutineObject *gen = __Pyx_Generator_New((__pyx_coroutine_body_t) __pyx_gb_6hetccl_4_shm_7Segment_17single_copy_peers_2generator1, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[1]), (PyObject *) __pyx_cur_scope, __pyx_mstate_global->__pyx_n_u_genexpr, __pyx_mstate_global->__pyx_n_u_single_copy_peers_locals_genexpr, __pyx_mstate_global->__pyx_n_u_hetccl__shm); if (unlikely(!gen)) __PYX_ERR(0, 183, __pyx_L1_error)
     __Pyx_DECREF(__pyx_cur_scope);
     __Pyx_RefNannyFinishContext();
     return (PyObject *) gen;
@@ -6247,7 +6255,7 @@ static PyObject *__pyx_gb_6hetccl_4_shm_7Segment_17single_copy_peers_2generator1
   __pyx_L3_first_run:;
   if (unlikely(__pyx_sent_value != Py_None)) {
     if (unlikely(__pyx_sent_value)) PyErr_SetString(PyExc_TypeError, "can't send non-None value to a just-started generator");
-    __PYX_ERR(0, 179, __pyx_L1_error)
+    __PYX_ERR(0, 183, __pyx_L1_error)
   }
 
   __pyx_t_1 = __pyx_cur_scope->__pyx_genexpr_arg_0;
@@ -6256,27 +6264,27 @@ static PyObject *__pyx_gb_6hetccl_4_shm_7Segment_17single_copy_peers_2generator1
   for (__pyx_t_3 = 0; __pyx_t_3 < __pyx_t_2; __pyx_t_3+=1) {
     __pyx_cur_scope->__pyx_v_peer = __pyx_t_3;
 
-    /* "hetccl/_shm.pyx":180
+    /* "hetccl/_shm.pyx":184
  *         """Ranks to which this rank's large messages go by address."""
  *         return tuple(peer for peer in range(self.nranks)
  *                      if self.link(COLLECTIVE, False, peer).eager_max != <size_t>-1)             # <<<<<<<<<<<<<<
  * 
  *     def close(self):
 */
-    if (unlikely(!__pyx_cur_scope->__pyx_outer_scope->__pyx_v_self)) { __Pyx_RaiseClosureNameError("self"); __PYX_ERR(0, 180, __pyx_L1_error) }
+    if (unlikely(!__pyx_cur_scope->__pyx_outer_scope->__pyx_v_self)) { __Pyx_RaiseClosureNameError("self"); __PYX_ERR(0, 184, __pyx_L1_error) }
     __pyx_t_4 = (((struct __pyx_vtabstruct_6hetccl_4_shm_Segment *)__pyx_cur_scope->__pyx_outer_scope->__pyx_v_self->__pyx_vtab)->link(__pyx_cur_scope->__pyx_outer_scope->__pyx_v_self, __pyx_e_6hetccl_4_shm_COLLECTIVE, 0, __pyx_cur_scope->__pyx_v_peer)->eager_max != ((size_t)-1L));
 
     if (__pyx_t_4) {
 
 
-      /* "hetccl/_shm.pyx":179
+      /* "hetccl/_shm.pyx":183
  *     def single_copy_peers(self):
  *         """Ranks to which this rank's large messages go by address."""
  *         return tuple(peer for peer in range(self.nranks)             # <<<<<<<<<<<<<<
  *                      if self.link(COLLECTIVE, False, peer).eager_max != <size_t>-1)
  * 
 */
-      __pyx_t_5 = __Pyx_PyLong_From_int(__pyx_cur_scope->__pyx_v_peer); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 179, __pyx_L1_error)
+      __pyx_t_5 = __Pyx_PyLong_From_int(__pyx_cur_scope->__pyx_v_peer); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 183, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_5);
       __pyx_r = __pyx_t_5;
       __pyx_t_5 = 0;
@@ -6296,9 +6304,9 @@ static PyObject *__pyx_gb_6hetccl_4_shm_7Segment_17single_copy_peers_2generator1
       __pyx_t_1 = __pyx_cur_scope->__pyx_t_0;
       __pyx_t_2 = __pyx_cur_scope->__pyx_t_1;
       __pyx_t_3 = __pyx_cur_scope->__pyx_t_2;
-      if (unlikely(!__pyx_sent_value)) __PYX_ERR(0, 179, __pyx_L1_error)
+      if (unlikely(!__pyx_sent_value)) __PYX_ERR(0, 183, __pyx_L1_error)
 
-      /* "hetccl/_shm.pyx":180
+      /* "hetccl/_shm.pyx":184
  *         """Ranks to which this rank's large messages go by address."""
  *         return tuple(peer for peer in range(self.nranks)
  *                      if self.link(COLLECTIVE, False, peer).eager_max != <size_t>-1)             # <<<<<<<<<<<<<<
@@ -6310,7 +6318,7 @@ static PyObject *__pyx_gb_6hetccl_4_shm_7Segment_17single_copy_peers_2generator1
 
   CYTHON_MAYBE_UNUSED_VAR(__pyx_cur_scope);
 
-  /* "hetccl/_shm.pyx":179
+  /* "hetccl/_shm.pyx":183
  *     def single_copy_peers(self):
  *         """Ranks to which this rank's large messages go by address."""
  *         return tuple(peer for peer in range(self.nranks)             # <<<<<<<<<<<<<<
@@ -6338,7 +6346,7 @@ static PyObject *__pyx_gb_6hetccl_4_shm_7Segment_17single_copy_peers_2generator1
   return __pyx_r;
 }
 
-/* "hetccl/_shm.pyx":177
+/* "hetccl/_shm.pyx":181
  *                     link.eager_max = EAGER_MAX_BYTES if single_copy and readable[receiver * n + sender] else <size_t>-1
  * 
  *     def single_copy_peers(self):             # <<<<<<<<<<<<<<
@@ -6361,7 +6369,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_6single_copy_peers(struct __pyx
   if (unlikely(!__pyx_cur_scope)) {
     __pyx_cur_scope = ((struct __pyx_obj_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers *)Py_None);
     __Pyx_INCREF(Py_None);
-    __PYX_ERR(0, 177, __pyx_L1_error)
+    __PYX_ERR(0, 181, __pyx_L1_error)
   } else {
     __Pyx_GOTREF((PyObject *)__pyx_cur_scope);
   }
@@ -6369,16 +6377,16 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_6single_copy_peers(struct __pyx
   __Pyx_INCREF((PyObject *)__pyx_cur_scope->__pyx_v_self);
   __Pyx_GIVEREF((PyObject *)__pyx_cur_scope->__pyx_v_self);
 
-  /* "hetccl/_shm.pyx":179
+  /* "hetccl/_shm.pyx":183
  *     def single_copy_peers(self):
  *         """Ranks to which this rank's large messages go by address."""
  *         return tuple(peer for peer in range(self.nranks)             # <<<<<<<<<<<<<<
  *                      if self.link(COLLECTIVE, False, peer).eager_max != <size_t>-1)
  * 
 */
-  __pyx_t_1 = __pyx_pf_6hetccl_4_shm_7Segment_17single_copy_peers_genexpr(((PyObject*)__pyx_cur_scope), __pyx_cur_scope->__pyx_v_self->nranks); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 179, __pyx_L1_error)
+  __pyx_t_1 = __pyx_pf_6hetccl_4_shm_7Segment_17single_copy_peers_genexpr(((PyObject*)__pyx_cur_scope), __pyx_cur_scope->__pyx_v_self->nranks); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 183, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
-  __pyx_t_2 = __Pyx_PySequence_Tuple(__pyx_t_1); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 179, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_PySequence_Tuple(__pyx_t_1); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 183, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
   __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
   {
@@ -6392,7 +6400,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_6single_copy_peers(struct __pyx
   __pyx_t_2 = 0;
   goto __pyx_L0;
 
-  /* "hetccl/_shm.pyx":177
+  /* "hetccl/_shm.pyx":181
  *                     link.eager_max = EAGER_MAX_BYTES if single_copy and readable[receiver * n + sender] else <size_t>-1
  * 
  *     def single_copy_peers(self):             # <<<<<<<<<<<<<<
@@ -6414,7 +6422,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_6single_copy_peers(struct __pyx
   return __pyx_r;
 }
 
-/* "hetccl/_shm.pyx":182
+/* "hetccl/_shm.pyx":186
  *                      if self.link(COLLECTIVE, False, peer).eager_max != <size_t>-1)
  * 
  *     def close(self):             # <<<<<<<<<<<<<<
@@ -6481,7 +6489,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("close", 0);
 
-  /* "hetccl/_shm.pyx":184
+  /* "hetccl/_shm.pyx":188
  *     def close(self):
  *         """Unmap the segment; idempotent. Peers that still wait for this rank get PeerError."""
  *         if self.base == NULL:             # <<<<<<<<<<<<<<
@@ -6493,7 +6501,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
   if (__pyx_t_1) {
 
 
-    /* "hetccl/_shm.pyx":185
+    /* "hetccl/_shm.pyx":189
  *         """Unmap the segment; idempotent. Peers that still wait for this rank get PeerError."""
  *         if self.base == NULL:
  *             return             # <<<<<<<<<<<<<<
@@ -6510,7 +6518,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
     }
     goto __pyx_L0;
 
-    /* "hetccl/_shm.pyx":184
+    /* "hetccl/_shm.pyx":188
  *     def close(self):
  *         """Unmap the segment; idempotent. Peers that still wait for this rank get PeerError."""
  *         if self.base == NULL:             # <<<<<<<<<<<<<<
@@ -6519,7 +6527,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
 */
   }
 
-  /* "hetccl/_shm.pyx":186
+  /* "hetccl/_shm.pyx":190
  *         if self.base == NULL:
  *             return
  *         base = self.base             # <<<<<<<<<<<<<<
@@ -6530,7 +6538,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
 
   __pyx_v_base = __pyx_t_2;
 
-  /* "hetccl/_shm.pyx":187
+  /* "hetccl/_shm.pyx":191
  *             return
  *         base = self.base
  *         self.base = NULL             # <<<<<<<<<<<<<<
@@ -6539,7 +6547,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
 */
   __pyx_v_self->base = NULL;
 
-  /* "hetccl/_shm.pyx":188
+  /* "hetccl/_shm.pyx":192
  *         base = self.base
  *         self.base = NULL
  *         if os.getpid() == self.owner_pid:             # <<<<<<<<<<<<<<
@@ -6547,9 +6555,9 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
  *         munmap(base, self.nbytes)
 */
   __pyx_t_4 = NULL;
-  __Pyx_GetModuleGlobalName(__pyx_t_5, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 188, __pyx_L1_error)
+  __Pyx_GetModuleGlobalName(__pyx_t_5, __pyx_mstate_global->__pyx_n_u_os); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 192, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_5);
-  __pyx_t_6 = __Pyx_PyObject_GetAttrStr(__pyx_t_5, __pyx_mstate_global->__pyx_n_u_getpid); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 188, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_PyObject_GetAttrStr(__pyx_t_5, __pyx_mstate_global->__pyx_n_u_getpid); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 192, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
   __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
   __pyx_t_7 = 1;
@@ -6569,18 +6577,18 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
     __pyx_t_3 = __Pyx_PyObject_FastCall((PyObject*)__pyx_t_6, __pyx_callargs+__pyx_t_7, (1-__pyx_t_7) | (__pyx_t_7*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
     __Pyx_XDECREF(__pyx_t_4); __pyx_t_4 = 0;
     __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
-    if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 188, __pyx_L1_error)
+    if (unlikely(!__pyx_t_3)) __PYX_ERR(0, 192, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_3);
   }
-  __pyx_t_6 = __Pyx_PyLong_From_long(__pyx_v_self->owner_pid); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 188, __pyx_L1_error)
+  __pyx_t_6 = __Pyx_PyLong_From_long(__pyx_v_self->owner_pid); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 192, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_6);
-  __pyx_t_1 = __Pyx_PyObject_CompareBoolEq_object_int(__pyx_t_3, __pyx_t_6, Py_EQ); if (unlikely((__pyx_t_1 < 0))) __PYX_ERR(0, 188, __pyx_L1_error)
+  __pyx_t_1 = __Pyx_PyObject_CompareBoolEq_object_int(__pyx_t_3, __pyx_t_6, Py_EQ); if (unlikely((__pyx_t_1 < 0))) __PYX_ERR(0, 192, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_3); __pyx_t_3 = 0;
   __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
   if (__pyx_t_1) {
 
 
-    /* "hetccl/_shm.pyx":189
+    /* "hetccl/_shm.pyx":193
  *         self.base = NULL
  *         if os.getpid() == self.owner_pid:
  *             self.blocks[self.rank].state = HETCCL_RANK_FREED             # <<<<<<<<<<<<<<
@@ -6589,7 +6597,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
 */
     (__pyx_v_self->blocks[__pyx_v_self->rank]).state = HETCCL_RANK_FREED;
 
-    /* "hetccl/_shm.pyx":188
+    /* "hetccl/_shm.pyx":192
  *         base = self.base
  *         self.base = NULL
  *         if os.getpid() == self.owner_pid:             # <<<<<<<<<<<<<<
@@ -6598,7 +6606,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
 */
   }
 
-  /* "hetccl/_shm.pyx":190
+  /* "hetccl/_shm.pyx":194
  *         if os.getpid() == self.owner_pid:
  *             self.blocks[self.rank].state = HETCCL_RANK_FREED
  *         munmap(base, self.nbytes)             # <<<<<<<<<<<<<<
@@ -6607,7 +6615,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
 */
   (void)(munmap(__pyx_v_base, __pyx_v_self->nbytes));
 
-  /* "hetccl/_shm.pyx":182
+  /* "hetccl/_shm.pyx":186
  *                      if self.link(COLLECTIVE, False, peer).eager_max != <size_t>-1)
  * 
  *     def close(self):             # <<<<<<<<<<<<<<
@@ -6632,7 +6640,7 @@ static PyObject *__pyx_pf_6hetccl_4_shm_7Segment_8close(struct __pyx_obj_6hetccl
   return __pyx_r;
 }
 
-/* "hetccl/_shm.pyx":192
+/* "hetccl/_shm.pyx":196
  *         munmap(base, self.nbytes)
  * 
  *     def __dealloc__(self):             # <<<<<<<<<<<<<<
@@ -6656,7 +6664,7 @@ static void __pyx_pw_6hetccl_4_shm_7Segment_11__dealloc__(PyObject *__pyx_v_self
 static void __pyx_pf_6hetccl_4_shm_7Segment_10__dealloc__(struct __pyx_obj_6hetccl_4_shm_Segment *__pyx_v_self) {
   int __pyx_t_1;
 
-  /* "hetccl/_shm.pyx":193
+  /* "hetccl/_shm.pyx":197
  * 
  *     def __dealloc__(self):
  *         free(self.links)             # <<<<<<<<<<<<<<
@@ -6665,7 +6673,7 @@ static void __pyx_pf_6hetccl_4_shm_7Segment_10__dealloc__(struct __pyx_obj_6hetc
 */
   free(__pyx_v_self->links);
 
-  /* "hetccl/_shm.pyx":194
+  /* "hetccl/_shm.pyx":198
  *     def __dealloc__(self):
  *         free(self.links)
  *         if self.base != NULL:             # <<<<<<<<<<<<<<
@@ -6677,7 +6685,7 @@ static void __pyx_pf_6hetccl_4_shm_7Segment_10__dealloc__(struct __pyx_obj_6hetc
   if (__pyx_t_1) {
 
 
-    /* "hetccl/_shm.pyx":195
+    /* "hetccl/_shm.pyx":199
  *         free(self.links)
  *         if self.base != NULL:
  *             munmap(self.base, self.nbytes)             # <<<<<<<<<<<<<<
@@ -6686,7 +6694,7 @@ static void __pyx_pf_6hetccl_4_shm_7Segment_10__dealloc__(struct __pyx_obj_6hetc
 */
     (void)(munmap(__pyx_v_self->base, __pyx_v_self->nbytes));
 
-    /* "hetccl/_shm.pyx":194
+    /* "hetccl/_shm.pyx":198
  *     def __dealloc__(self):
  *         free(self.links)
  *         if self.base != NULL:             # <<<<<<<<<<<<<<
@@ -6695,7 +6703,7 @@ static void __pyx_pf_6hetccl_4_shm_7Segment_10__dealloc__(struct __pyx_obj_6hetc
 */
   }
 
-  /* "hetccl/_shm.pyx":192
+  /* "hetccl/_shm.pyx":196
  *         munmap(base, self.nbytes)
  * 
  *     def __dealloc__(self):             # <<<<<<<<<<<<<<
@@ -6707,7 +6715,7 @@ static void __pyx_pf_6hetccl_4_shm_7Segment_10__dealloc__(struct __pyx_obj_6hetc
 
 }
 
-/* "hetccl/_shm.pyx":197
+/* "hetccl/_shm.pyx":201
  *             munmap(self.base, self.nbytes)
  * 
  *     cdef hetccl_shm_link_t* link(self, int traffic, bint receive, int peer) noexcept nogil:             # <<<<<<<<<<<<<<
@@ -6718,7 +6726,7 @@ static void __pyx_pf_6hetccl_4_shm_7Segment_10__dealloc__(struct __pyx_obj_6hetc
 static hetccl_shm_link_t *__pyx_f_6hetccl_4_shm_7Segment_link(struct __pyx_obj_6hetccl_4_shm_Segment *__pyx_v_self, int __pyx_v_traffic, int __pyx_v_receive, int __pyx_v_peer) {
   hetccl_shm_link_t *__pyx_r;
 
-  /* "hetccl/_shm.pyx":198
+  /* "hetccl/_shm.pyx":202
  * 
  *     cdef hetccl_shm_link_t* link(self, int traffic, bint receive, int peer) noexcept nogil:
  *         return &self.links[(traffic * 2 + receive) * self.nranks + peer]             # <<<<<<<<<<<<<<
@@ -6731,7 +6739,7 @@ static hetccl_shm_link_t *__pyx_f_6hetccl_4_shm_7Segment_link(struct __pyx_obj_6
   }
   goto __pyx_L0;
 
-  /* "hetccl/_shm.pyx":197
+  /* "hetccl/_shm.pyx":201
  *             munmap(self.base, self.nbytes)
  * 
  *     cdef hetccl_shm_link_t* link(self, int traffic, bint receive, int peer) noexcept nogil:             # <<<<<<<<<<<<<<
@@ -6744,7 +6752,7 @@ static hetccl_shm_link_t *__pyx_f_6hetccl_4_shm_7Segment_link(struct __pyx_obj_6
   return __pyx_r;
 }
 
-/* "hetccl/_shm.pyx":200
+/* "hetccl/_shm.pyx":204
  *         return &self.links[(traffic * 2 + receive) * self.nranks + peer]
  * 
  *     cdef void raise_fault(self, int reason, int culprit) noexcept nogil:             # <<<<<<<<<<<<<<
@@ -6759,7 +6767,7 @@ static void __pyx_f_6hetccl_4_shm_7Segment_raise_fault(struct __pyx_obj_6hetccl_
   int __pyx_t_2;
   int __pyx_t_3;
 
-  /* "hetccl/_shm.pyx":202
+  /* "hetccl/_shm.pyx":206
  *     cdef void raise_fault(self, int reason, int culprit) noexcept nogil:
  *         """Tell all ranks why the communicator is broken; the first reason stands."""
  *         cdef uint64_t healthy = 0             # <<<<<<<<<<<<<<
@@ -6768,7 +6776,7 @@ static void __pyx_f_6hetccl_4_shm_7Segment_raise_fault(struct __pyx_obj_6hetccl_
 */
   __pyx_v_healthy = 0;
 
-  /* "hetccl/_shm.pyx":204
+  /* "hetccl/_shm.pyx":208
  *         cdef uint64_t healthy = 0
  *         cdef int peer
  *         fault_install(&self.header.fault, &healthy, HETCCL_FAULT(reason, self.rank, culprit))             # <<<<<<<<<<<<<<
@@ -6777,7 +6785,7 @@ static void __pyx_f_6hetccl_4_shm_7Segment_raise_fault(struct __pyx_obj_6hetccl_
 */
   fault_install((&__pyx_v_self->header->fault), (&__pyx_v_healthy), HETCCL_FAULT(__pyx_v_reason, __pyx_v_self->rank, __pyx_v_culprit));
 
-  /* "hetccl/_shm.pyx":205
+  /* "hetccl/_shm.pyx":209
  *         cdef int peer
  *         fault_install(&self.header.fault, &healthy, HETCCL_FAULT(reason, self.rank, culprit))
  *         for peer in range(self.nranks):             # <<<<<<<<<<<<<<
@@ -6791,7 +6799,7 @@ static void __pyx_f_6hetccl_4_shm_7Segment_raise_fault(struct __pyx_obj_6hetccl_
   for (__pyx_t_3 = 0; __pyx_t_3 < __pyx_t_2; __pyx_t_3+=1) {
     __pyx_v_peer = __pyx_t_3;
 
-    /* "hetccl/_shm.pyx":206
+    /* "hetccl/_shm.pyx":210
  *         fault_install(&self.header.fault, &healthy, HETCCL_FAULT(reason, self.rank, culprit))
  *         for peer in range(self.nranks):
  *             hetccl_bell_ring(&self.blocks[peer])             # <<<<<<<<<<<<<<
@@ -6802,7 +6810,7 @@ static void __pyx_f_6hetccl_4_shm_7Segment_raise_fault(struct __pyx_obj_6hetccl_
   }
 
 
-  /* "hetccl/_shm.pyx":200
+  /* "hetccl/_shm.pyx":204
  *         return &self.links[(traffic * 2 + receive) * self.nranks + peer]
  * 
  *     cdef void raise_fault(self, int reason, int culprit) noexcept nogil:             # <<<<<<<<<<<<<<
@@ -6815,7 +6823,7 @@ static void __pyx_f_6hetccl_4_shm_7Segment_raise_fault(struct __pyx_obj_6hetccl_
 
 }
 
-/* "hetccl/_shm.pyx":208
+/* "hetccl/_shm.pyx":212
  *             hetccl_bell_ring(&self.blocks[peer])
  * 
  *     cdef bint is_gone(self, int peer) noexcept nogil:             # <<<<<<<<<<<<<<
@@ -6826,7 +6834,7 @@ static void __pyx_f_6hetccl_4_shm_7Segment_raise_fault(struct __pyx_obj_6hetccl_
 static int __pyx_f_6hetccl_4_shm_7Segment_is_gone(struct __pyx_obj_6hetccl_4_shm_Segment *__pyx_v_self, int __pyx_v_peer) {
   int __pyx_r;
 
-  /* "hetccl/_shm.pyx":210
+  /* "hetccl/_shm.pyx":214
  *     cdef bint is_gone(self, int peer) noexcept nogil:
  *         """Whether the peer's process has ended. One read of /proc: for the slow part of a wait."""
  *         return hetccl_process_start_ticks(self.blocks[peer].pid) != self.blocks[peer].start_ticks             # <<<<<<<<<<<<<<
@@ -6837,7 +6845,7 @@ static int __pyx_f_6hetccl_4_shm_7Segment_is_gone(struct __pyx_obj_6hetccl_4_shm
   }
   goto __pyx_L0;
 
-  /* "hetccl/_shm.pyx":208
+  /* "hetccl/_shm.pyx":212
  *             hetccl_bell_ring(&self.blocks[peer])
  * 
  *     cdef bint is_gone(self, int peer) noexcept nogil:             # <<<<<<<<<<<<<<
@@ -8335,14 +8343,14 @@ static int __Pyx_modinit_Exttype___pyx_obj_6hetccl_4_shm_Segment(__pyx_mstatetyp
   __pyx_vtable_6hetccl_4_shm_Segment.raise_fault = (void (*)(struct __pyx_obj_6hetccl_4_shm_Segment *, int, int))__pyx_f_6hetccl_4_shm_7Segment_raise_fault;
   __pyx_vtable_6hetccl_4_shm_Segment.is_gone = (int (*)(struct __pyx_obj_6hetccl_4_shm_Segment *, int))__pyx_f_6hetccl_4_shm_7Segment_is_gone;
   #if CYTHON_USE_TYPE_SPECS
-  __pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_6hetccl_4_shm_Segment_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment)) __PYX_ERR(0, 91, __pyx_L1_error)
+  __pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_6hetccl_4_shm_Segment_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment)) __PYX_ERR(0, 95, __pyx_L1_error)
   #else
   __pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment = &__pyx_type_6hetccl_4_shm_Segment;
   #endif
   #if !CYTHON_COMPILING_IN_LIMITED_API
   #endif
   #if !CYTHON_USE_TYPE_SPECS
-  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment) < (0)) __PYX_ERR(0, 91, __pyx_L1_error)
+  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment) < (0)) __PYX_ERR(0, 95, __pyx_L1_error)
   #endif
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount((PyObject*)__pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment);
@@ -8352,9 +8360,9 @@ static int __Pyx_modinit_Exttype___pyx_obj_6hetccl_4_shm_Segment(__pyx_mstatetyp
     __pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment->tp_getattro = PyObject_GenericGetAttr;
   }
   #endif
-  if (__Pyx_SetVtable(__pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment, __pyx_vtabptr_6hetccl_4_shm_Segment) < (0)) __PYX_ERR(0, 91, __pyx_L1_error)
-  if (PyObject_SetAttr(__pyx_m, __pyx_mstate_global->__pyx_n_u_Segment, (PyObject *) __pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment) < (0)) __PYX_ERR(0, 91, __pyx_L1_error)
-  if (__Pyx_setup_reduce((PyObject *) __pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment) < (0)) __PYX_ERR(0, 91, __pyx_L1_error)
+  if (__Pyx_SetVtable(__pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment, __pyx_vtabptr_6hetccl_4_shm_Segment) < (0)) __PYX_ERR(0, 95, __pyx_L1_error)
+  if (PyObject_SetAttr(__pyx_m, __pyx_mstate_global->__pyx_n_u_Segment, (PyObject *) __pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment) < (0)) __PYX_ERR(0, 95, __pyx_L1_error)
+  if (__Pyx_setup_reduce((PyObject *) __pyx_mstate->__pyx_ptype_6hetccl_4_shm_Segment) < (0)) __PYX_ERR(0, 95, __pyx_L1_error)
   __Pyx_RefNannyFinishContext();
   return 0;
   __pyx_L1_error:;
@@ -8371,14 +8379,14 @@ static int __Pyx_modinit_Exttype___pyx_obj_6hetccl_4_shm___pyx_scope_struct__cel
   __Pyx_RefNannySetupContext("__Pyx_modinit_Exttype___pyx_obj_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for", 0);
   /*--- Exttype __pyx_obj_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for ---*/
   #if CYTHON_USE_TYPE_SPECS
-  __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for)) __PYX_ERR(0, 55, __pyx_L1_error)
+  __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for)) __PYX_ERR(0, 59, __pyx_L1_error)
   #else
   __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for = &__pyx_type_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for;
   #endif
   #if !CYTHON_COMPILING_IN_LIMITED_API
   #endif
   #if !CYTHON_USE_TYPE_SPECS
-  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for) < (0)) __PYX_ERR(0, 55, __pyx_L1_error)
+  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for) < (0)) __PYX_ERR(0, 59, __pyx_L1_error)
   #endif
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount((PyObject*)__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct__cell_bytes_for);
@@ -8404,14 +8412,14 @@ static int __Pyx_modinit_Exttype___pyx_obj_6hetccl_4_shm___pyx_scope_struct_1_ge
   __Pyx_RefNannySetupContext("__Pyx_modinit_Exttype___pyx_obj_6hetccl_4_shm___pyx_scope_struct_1_genexpr", 0);
   /*--- Exttype __pyx_obj_6hetccl_4_shm___pyx_scope_struct_1_genexpr ---*/
   #if CYTHON_USE_TYPE_SPECS
-  __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_1_genexpr = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_6hetccl_4_shm___pyx_scope_struct_1_genexpr_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_1_genexpr)) __PYX_ERR(0, 57, __pyx_L1_error)
+  __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_1_genexpr = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_6hetccl_4_shm___pyx_scope_struct_1_genexpr_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_1_genexpr)) __PYX_ERR(0, 61, __pyx_L1_error)
   #else
   __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_1_genexpr = &__pyx_type_6hetccl_4_shm___pyx_scope_struct_1_genexpr;
   #endif
   #if !CYTHON_COMPILING_IN_LIMITED_API
   #endif
   #if !CYTHON_USE_TYPE_SPECS
-  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_1_genexpr) < (0)) __PYX_ERR(0, 57, __pyx_L1_error)
+  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_1_genexpr) < (0)) __PYX_ERR(0, 61, __pyx_L1_error)
   #endif
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount((PyObject*)__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_1_genexpr);
@@ -8437,14 +8445,14 @@ static int __Pyx_modinit_Exttype___pyx_obj_6hetccl_4_shm___pyx_scope_struct_2_si
   __Pyx_RefNannySetupContext("__Pyx_modinit_Exttype___pyx_obj_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers", 0);
   /*--- Exttype __pyx_obj_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers ---*/
   #if CYTHON_USE_TYPE_SPECS
-  __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers)) __PYX_ERR(0, 177, __pyx_L1_error)
+  __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers)) __PYX_ERR(0, 181, __pyx_L1_error)
   #else
   __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers = &__pyx_type_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers;
   #endif
   #if !CYTHON_COMPILING_IN_LIMITED_API
   #endif
   #if !CYTHON_USE_TYPE_SPECS
-  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers) < (0)) __PYX_ERR(0, 177, __pyx_L1_error)
+  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers) < (0)) __PYX_ERR(0, 181, __pyx_L1_error)
   #endif
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount((PyObject*)__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_2_single_copy_peers);
@@ -8470,14 +8478,14 @@ static int __Pyx_modinit_Exttype___pyx_obj_6hetccl_4_shm___pyx_scope_struct_3_ge
   __Pyx_RefNannySetupContext("__Pyx_modinit_Exttype___pyx_obj_6hetccl_4_shm___pyx_scope_struct_3_genexpr", 0);
   /*--- Exttype __pyx_obj_6hetccl_4_shm___pyx_scope_struct_3_genexpr ---*/
   #if CYTHON_USE_TYPE_SPECS
-  __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_3_genexpr = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_6hetccl_4_shm___pyx_scope_struct_3_genexpr_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_3_genexpr)) __PYX_ERR(0, 179, __pyx_L1_error)
+  __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_3_genexpr = (PyTypeObject *) __Pyx_PyType_FromModuleAndSpec(__pyx_m, &__pyx_type_6hetccl_4_shm___pyx_scope_struct_3_genexpr_spec, NULL); if (unlikely(!__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_3_genexpr)) __PYX_ERR(0, 183, __pyx_L1_error)
   #else
   __pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_3_genexpr = &__pyx_type_6hetccl_4_shm___pyx_scope_struct_3_genexpr;
   #endif
   #if !CYTHON_COMPILING_IN_LIMITED_API
   #endif
   #if !CYTHON_USE_TYPE_SPECS
-  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_3_genexpr) < (0)) __PYX_ERR(0, 179, __pyx_L1_error)
+  if (__Pyx_PyType_Ready(__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_3_genexpr) < (0)) __PYX_ERR(0, 183, __pyx_L1_error)
   #endif
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount((PyObject*)__pyx_mstate->__pyx_ptype_6hetccl_4_shm___pyx_scope_struct_3_genexpr);
@@ -8876,94 +8884,106 @@ __Pyx_RefNannySetupContext("PyInit__shm", 0);
 */
   if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_EAGER_MAX_BYTES, __pyx_mstate_global->__pyx_int_16384) < (0)) __PYX_ERR(0, 52, __pyx_L1_error)
 
-  /* "hetccl/_shm.pyx":55
+  /* "hetccl/_shm.pyx":56
+ * 
+ * # A job's secret has so many bytes.
+ * SECRET_BYTES = HETCCL_SHM_SECRET_BYTES             # <<<<<<<<<<<<<<
+ * 
+ * 
+*/
+  __pyx_t_2 = __Pyx_PyLong_From___pyx_anon_enum(HETCCL_SHM_SECRET_BYTES); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 56, __pyx_L1_error)
+  __Pyx_GOTREF(__pyx_t_2);
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_SECRET_BYTES, __pyx_t_2) < (0)) __PYX_ERR(0, 56, __pyx_L1_error)
+  __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
+
+  /* "hetccl/_shm.pyx":59
  * 
  * 
  * def cell_bytes_for(int nranks):             # <<<<<<<<<<<<<<
  *     """Bytes of one cell for a communicator of nranks."""
  *     return next(nbytes for most, nbytes in CELL_BYTES if most is None or nranks <= most)
 */
-  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_1cell_bytes_for, 0, __pyx_mstate_global->__pyx_n_u_cell_bytes_for, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[2])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 55, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_1cell_bytes_for, 0, __pyx_mstate_global->__pyx_n_u_cell_bytes_for, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[2])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 59, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_2);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_cell_bytes_for, __pyx_t_2) < (0)) __PYX_ERR(0, 55, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_cell_bytes_for, __pyx_t_2) < (0)) __PYX_ERR(0, 59, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
 
-  /* "hetccl/_shm.pyx":60
+  /* "hetccl/_shm.pyx":64
  * 
  * 
  * def create(int nranks, bytes secret not None):             # <<<<<<<<<<<<<<
  *     """Make the segment's file and write its header.
  * 
 */
-  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_3create, 0, __pyx_mstate_global->__pyx_n_u_create, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[3])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 60, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_3create, 0, __pyx_mstate_global->__pyx_n_u_create, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[3])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 64, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_2);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_create, __pyx_t_2) < (0)) __PYX_ERR(0, 60, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_create, __pyx_t_2) < (0)) __PYX_ERR(0, 64, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
 
-  /* "hetccl/_shm.pyx":132
+  /* "hetccl/_shm.pyx":136
  *         mine.state = HETCCL_RANK_ALIVE
  * 
  *     def probe_peers(self):             # <<<<<<<<<<<<<<
  *         """Try to read every peer's memory with process_vm_readv; call it when all ranks have mapped the segment.
  * 
 */
-  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_7Segment_3probe_peers, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Segment_probe_peers, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[4])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 132, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_7Segment_3probe_peers, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Segment_probe_peers, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[4])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 136, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_2);
   #endif
-  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_6hetccl_4_shm_Segment, __pyx_mstate_global->__pyx_n_u_probe_peers, __pyx_t_2) < (0)) __PYX_ERR(0, 132, __pyx_L1_error)
+  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_6hetccl_4_shm_Segment, __pyx_mstate_global->__pyx_n_u_probe_peers, __pyx_t_2) < (0)) __PYX_ERR(0, 136, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
 
-  /* "hetccl/_shm.pyx":153
+  /* "hetccl/_shm.pyx":157
  *         return tuple(refused)
  * 
  *     def connect(self, bint single_copy):             # <<<<<<<<<<<<<<
  *         """Set up the links; call it when all ranks have probed.
  * 
 */
-  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_7Segment_5connect, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Segment_connect, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[5])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 153, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_7Segment_5connect, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Segment_connect, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[5])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 157, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_2);
   #endif
-  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_6hetccl_4_shm_Segment, __pyx_mstate_global->__pyx_n_u_connect, __pyx_t_2) < (0)) __PYX_ERR(0, 153, __pyx_L1_error)
+  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_6hetccl_4_shm_Segment, __pyx_mstate_global->__pyx_n_u_connect, __pyx_t_2) < (0)) __PYX_ERR(0, 157, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
 
-  /* "hetccl/_shm.pyx":177
+  /* "hetccl/_shm.pyx":181
  *                     link.eager_max = EAGER_MAX_BYTES if single_copy and readable[receiver * n + sender] else <size_t>-1
  * 
  *     def single_copy_peers(self):             # <<<<<<<<<<<<<<
  *         """Ranks to which this rank's large messages go by address."""
  *         return tuple(peer for peer in range(self.nranks)
 */
-  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_7Segment_7single_copy_peers, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Segment_single_copy_peers, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[6])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 177, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_7Segment_7single_copy_peers, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Segment_single_copy_peers, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[6])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 181, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_2);
   #endif
-  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_6hetccl_4_shm_Segment, __pyx_mstate_global->__pyx_n_u_single_copy_peers, __pyx_t_2) < (0)) __PYX_ERR(0, 177, __pyx_L1_error)
+  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_6hetccl_4_shm_Segment, __pyx_mstate_global->__pyx_n_u_single_copy_peers, __pyx_t_2) < (0)) __PYX_ERR(0, 181, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
 
-  /* "hetccl/_shm.pyx":182
+  /* "hetccl/_shm.pyx":186
  *                      if self.link(COLLECTIVE, False, peer).eager_max != <size_t>-1)
  * 
  *     def close(self):             # <<<<<<<<<<<<<<
  *         """Unmap the segment; idempotent. Peers that still wait for this rank get PeerError."""
  *         if self.base == NULL:
 */
-  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_7Segment_9close, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Segment_close, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[7])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 182, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_4_shm_7Segment_9close, __Pyx_CYFUNCTION_CCLASS, __pyx_mstate_global->__pyx_n_u_Segment_close, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__shm, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[7])); if (unlikely(!__pyx_t_2)) __PYX_ERR(0, 186, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_2);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_2);
   #endif
-  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_6hetccl_4_shm_Segment, __pyx_mstate_global->__pyx_n_u_close, __pyx_t_2) < (0)) __PYX_ERR(0, 182, __pyx_L1_error)
+  if (__Pyx_SetItemOnTypeDict(__pyx_mstate_global->__pyx_ptype_6hetccl_4_shm_Segment, __pyx_mstate_global->__pyx_n_u_close, __pyx_t_2) < (0)) __PYX_ERR(0, 186, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_2); __pyx_t_2 = 0;
 
   /* "(tree fragment)":1
@@ -9134,38 +9154,38 @@ static int __Pyx_InitConstants(__pyx_mstatetype *__pyx_mstate) {
   int __pyx_clineno = 0;
   CYTHON_UNUSED_VAR(__pyx_mstate);
   {
-    const struct { const unsigned int length: 8; } str_length_index[] = {{25},{20},{5},{41},{28},{15},{1},{1},{179},{8},{28},{7},{6},{2},{9},{8},{50},{10},{15},{11},{11},{11},{13},{12},{17},{11},{9},{6},{7},{25},{27},{13},{15},{19},{25},{20},{12},{8},{12},{8},{10},{8},{11},{14},{12},{10},{17},{13},{12},{12},{19},{8},{13},{18},{4},{10},{14},{31},{18},{5},{7},{6},{6},{5},{2},{5},{9},{7},{6},{6},{6},{11},{13},{5},{4},{12},{4},{3},{1},{6},{4},{6},{4},{2},{4},{4},{3},{11},{6},{4},{8},{7},{8},{7},{4},{6},{4},{4},{6},{10},{11},{17},{34},{7},{6},{8},{5},{7},{5},{6},{4}};
+    const struct { const unsigned int length: 8; } str_length_index[] = {{25},{20},{5},{41},{28},{15},{1},{1},{179},{8},{28},{7},{6},{2},{9},{8},{50},{10},{15},{11},{11},{11},{13},{12},{17},{11},{9},{6},{12},{7},{25},{27},{13},{15},{19},{25},{20},{12},{8},{12},{8},{10},{8},{11},{14},{12},{10},{17},{13},{12},{12},{19},{8},{13},{18},{4},{10},{14},{31},{18},{5},{7},{6},{6},{5},{2},{5},{9},{7},{6},{6},{6},{11},{13},{5},{4},{12},{4},{3},{1},{6},{4},{6},{4},{2},{4},{4},{3},{11},{6},{4},{8},{7},{8},{7},{4},{6},{4},{4},{6},{10},{11},{17},{34},{7},{6},{8},{5},{7},{5},{6},{4}};
     const struct { const unsigned int length: 9; } bytes_length_index[] = {{9},{11},{214},{71},{11},{281},{199},{2},{2}};
     #ifndef CYTHON_COMPRESS_STRINGS
       #define CYTHON_COMPRESS_STRINGS 90
     #endif
-    #if (CYTHON_COMPRESS_STRINGS) == 1 /* compression: zlib (1390 bytes) */
-static const char cstring[] = "x\332eT\315S\333F\024\217;|\0300!&dR\332NGd\240\204\264\230\232!)\223\351\227\261M\310@\000C\302G\2766kie\253\221%{w\0058\323\003G\037u\324QG\035u\364\321G\037\367\350c\376\204\374\t}+\331\204\016\236\361\356\333\267\357\353\367{o\245\224\233\2340\305\326\025V\305\224hJ\215\324l\332|\252(\321\305/\n\267mE\047\347\212nSE\251b\246(\006S,\233+\274J\024F*5bI\031s\205b\353\243\362\253\202-\313v,\025BI\005{\032\031W\tWUs\221\r<\036rJ\210\242S\034\235\2262\177\355\332\234\304a\362M^\265-\231E#\246Q&\024sb6\025\306\251\241rB\245\221\245\354\027\367\227\327\326\327 \031\244!\377\020\225Ch\247\254\232\230\261\030N\3311LnX\no\326\t\313(\317u\245i;\212E\240.n+u\260\273\356\000`,\250-F\265(!p\314\r\333B\340nX\225EE3($1\316\210\364\336\304&#\031\254i\010\354\210\314\244\255\250Q\331+1\320\025\304\252\265L\275y\241\031\014\227MB,\271VT\203\305\222V\253\341\272\254\322\262\001\245\216\035\223+\010\001\375\216J\020R4\047Jc\331\3262\240>3\260\t\267\252a\031\034\241|qg\007m\234\276,\036\026s\317\212\007\350E\356$>n\242\\\241\200@\273\003\242\334\320\263\203\275\343\276(\227\201\270u\360|w{\307(SL\233EJm\372b\263\200r;;{\307\221\301\363\335gR\221\337\331+\236\024\363{_\205\203\302\361\301a\334\276\376\226\271\2529F\217\320\327\013 \223\001\2077\257T\323f\344\352`[\026\360:8\326\251]&\250N\010e\003\025\003\372M\210b\327\233\361\005B\373\315\013\370\027`\034\320.\271\340\007DG\250\3372`\017!\035\306O\356\225A\t\360\253a\303\212v[s\314Hc\341Z\264C\227P\337L\212g\\6H^4\034l\016\214\006\255\271\001\370JA.\344\001P_\005f\327\322\337`\003!x]\320Nd0\300Fm\007f\225`\326\264T\303\316\\)X\0313\242\022\323D\321k\374*!x\216\377?e~7m\025\346\362\317L\205X\344\242NU\023\002 @\315)VI\031\253\037#\346\373\214\253\224@9\272Z\005Bt\325\342\246\256\351\262B\235S`\017\256\372Q\200\303\272\241U\t\326\010\215g;^3r\302\373\"\221C\304\014Nj\014r~\204/\210\256\2418A\315f\274\306*\226\025\325\t\021\271\025}\025\354:\261lV\307\274*{Z\267\353\327:_?\247\020K\232A\010Mv\003\236\036\201\2477\330(\321\035F4\n\223""\001x(PKL\035^\226&\377\020\200\360\376\233\2726;7\306\350\206\342\006\201\320\036f|\"\222\025\207\301\347\047\202\311\253\324>\007Fu\335P\317\260\351\220ha\3476\325.\023\275\241\361\326\317n\3512\361yh\242\265\326j\270\211\313\304\227\351[\303?z\357\203l\220\353\r\315\212\331\245 \035<\024\253\033\235\271\317`=\327\312\266\266\334\274{\356a\351\274\344f{\221\366\211;\353-\373\027AC\036\037\271\271k[\306\213\362\254x\351\336\320Xk\272\365\207\227\360\276\363W\375w\341\203p#\2040\303\275\344xk\321M\273\363.\226\"\370\271/\301\272\257]p?\371i\1771\230\016~\013\037\265s\275\344d\353\310\315\272\005o\030\252|\034N\265i\347^\247&\016_\211W\257\305\3537\275\211\224\364\374\311M\270\020b\254\007\310\262\227\271\317I\t\360\314=\204bR\223\275\344T\213C\351\311\024\200\201\210\023\255\325\3261\240b\336<\340J\335qG\335\2067\344m\372K\001\030\335na\360\204\212d\230\251\226\003\345\225.s_\306o\215\315\202\021\270\317\3713\376Q\260*\226\363\235l\047\367%ykl\262\265\355:^\316+\311`\023\336c?\341\247{wf\334-\257\010X\346}\334\233\371\301\333\366\033\301H\240\001\250\335\356|\267\"^\035I\355\226\277\341\227\203o\202\207\021=\345v\2427\363\275\267\3469~\316?\r\214\260\321\233\371\326\273\355k\301b\230\226\3428D\253\004%)\216\r\312\370\273\223\350\334\355ltHw\265\373R\224N\305\351\033\361\006\t\364AZ%\375TP\010G\302\262X\337\356f\273\371.\025\245#qt\"NN\343\320\330\347\300\364\\\230\225\307\224_\010F\203F8\034F)&\305\302z;\325)t\223b\277$J\300\367[\361\366\275x\377A|\250\211\332\2318;\217\211yp\235\221BwL\224\016\305\341\2618~\047\336A\035\252P5\311\322\024\020\333pG\\\325\273\357\047b\236\033\3560\364h\324k\364\222\323\356\\\334\240\242\227\216\373r\027Z\006|\246\274\202?\n\334\r\003\354\324=qON\350\\\360$L\207\013a\243=\322\326:\213\335twA\354A*]\350\225^j\006Zv\342\035\373y\377\337p-t\332\3716\357@(9\004\353^\026Zx\347\276\234h\231\265\337_\230\236\322\177\2236Ls";
-    PyObject *data = __Pyx_DecompressString(cstring, 1390, 1);
+    #if (CYTHON_COMPRESS_STRINGS) == 1 /* compression: zlib (1398 bytes) */
+static const char cstring[] = "x\332eT\315S\333F\024\217;|\0300IL\310\244\264\235\216\310@\ti15CR&\323/c\233\220\201\000\006\302G\2766kie\253\221%{w\0058\323\003G\037u\324QG\035u\364\321G\037\367\350c\376\204\374\t}+\331\204\016\236\361\356\333\267\357\353\367{o\245\224\233\2340\305\326\025V\305\224hJ\215\324l\332|\246(\321\305/\n\267mE\047\347\212nSE\251b\246(\006S,\233+\274J\024F*5bI\031s\205b\353\243\362\253\202-\313v,\025BI\005{\026\031W\tWUs\201\r<\036qJ\210\242S\034\235\0263\177\355\330\234\304a\362M^\265-\231E#\246Q&\024sb6\025\306\251\241rB\245\221\245\354\025\367\226V\327V!\031\244!\377\020\225Ch\247\254\232\230\261\030N\3311LnX\no\326\t\313(/t\245i;\212E\240.n+u\260\273\356\000`,\250-F\265 !p\314\r\333B\340nX\225\005E3($1\316\210\364\336\300&#\031\254i\010\354\210\314\244-\253Q\331\3131\320e\304\252\265L\275y\241\031\014\227MB,\271VT\203\305\222V\253\341\272\254\322\262\001\245\216\035\223+\010\001\375\216J\020R4\047Jc\331\326\022\240>3\260\t\267\252a\031\034\241|q{\033\255\237\036\026\017\212\271\347\305}\3642w\022\0377P\256P@\240\335\006Qn\350\371\376\356q_\224\313@\334\334\177\261\263\265m\224)\246\315\"\2456}\271Q@\271\355\355\335\343\310\340\305\316s\251\310o\357\026O\212\371\335\257\302~\341x\377\240\230\337/\036\306\t\017\342V\366\267\314U\3751\023\010}\275\000b\031\360y\363J5mF\256\016\266e\001\307\203c\235\332e\202\352\204P6P1h\205\tQ\354z3\276@h\257y\001\377\002\214\006\332!\027|\237\350\010\365\333\007L\"\244\303(\312\2752(\001~5lX\321nk\216\031i,\\\213v\350\030\352\233I\361\214\313f\311\213\206\203\315\201\321\240M7\000_)\310\205<\000\352\253\300\354Z\372\033l \004/\rZ\213\014\006\330\250\355\300\334\022\314\232\226j\330\231+\005+cFTb\232(z\231_%\004O\363\377\247\314\357\246\255\302\214\376\231\251\020\213\\\324\251jB\000\004\2509\305*)c\365c\304|\237q\225\022(GW\253@\210\256Z\334\3245]V\250s\n\354\301U?\npX7\264*\301\032\241\361\234\307kFN{_$r\240\230\301I\215A\316\217\3605\3215\024\047\250\331\214\327X\305\262\242:!\"\267\242/\204]\047\226\315\352\230WeO\353v\375Z\347\353""\347\024bI3\010\241\311n\3003$\360\014\007\033%\272\303\210Fa2\000\017\005j\211\251\303+\323\344\037\002\020\336\177_\327f\347\306\030\335P\334 \020\332\303\214OD\262\3420\370\024E0y\225\332\347\300\250\256\033\352\0316\035\022-\354\334\246\332e\24274\336\372\331-]&>\017M\264V[\r7q\231\3702uk\370G\357}\220\rr\275\241\0311\263\030\244\203Gbe\2753\373\031\254g[\331\326\246\233w\317=,\235\027\335l/\322>ug\274%\377\"h\310\343c7wm\313xQ\236e/\335\033\032kM\265\376\360\022\336w\376\212\377.|\030\256\207\020f\270\227\034o-\270iw\316\305R\004?\367\020\254\373\332y\367\223\237\366\027\202\251\340\267\360q;\327KN\266\216\334\254[\360\206\241\312\047\341\2356\355\334\357\324\304\301+\361\352\265x\375\2467\221\222\236?\271\t\027B\214\365\000Y\3662\3679)\001\236\271\007PLj\262\227\274\323\342Pz2\005` \342Dk\245u\014\250\2307\007\270Rw\335Q\267\341\ry\033\376b\000F\267[\030<\241\"\031\346N\313\201\362J\227\271/\343\267\306f\300\010\334g\375i\377(X\021K\371N\266\223\373\222\27456\331\332r\035/\347\225d\260\t\357\211\237\360\323\275\273\323\356\246W\004,s>\356M\377\340m\371\215`$\320\000\324Nw\256[\021\257\216\244v\323_\367\313\3017\301\243\210\236r;\321\233\376\336[\365\034?\347\237\006F\330\350M\177\353\335\366\265`!LKq\034\242U\202\222\024\307\006e\374\335It\356u\326;\244\273\322=\024\245Sq\372F\274A\002}\220VI?\025\024\302\221\260,\326\266\272\331n\276KE\351H\034\235\210\223\32384\36690=\033f\3451\345\027\202\321\240\021\016\207Q\212I1\277\326Nu\n\335\244\330+\211\022\360\375V\274}/\336\177\020\037j\242v&\316\316cb\036^g\244\320\035\023\245\003qp,\216\337\211wP\207*TM\262t\007\210m\270#\256\352=\360\0231\317\rw\030z4\3525z\311)w6nP\321K\307}\271\007-\003>S^\301\037\005\356\206\001v\352\276\270/\047t6x\032\246\303\371\260\321\036ik\235\205n\272;/v!\225.\364J/5\r-;\361\216\375\274\377o\270\032:\355|\233w \224\034\2025/\013-\274\373@N\264\314\332\357/LO\351?\322~P\037";
+    PyObject *data = __Pyx_DecompressString(cstring, 1398, 1);
     #define __Pyx_DecompressString_LZSS_UNUSED
     if (unlikely(!data)) __PYX_ERR(0, 1, __pyx_L1_error)
     const char* const bytes = __Pyx_PyBytes_AsString(data);
     #if !CYTHON_ASSUME_SAFE_MACROS
     if (likely(bytes)); else { Py_DECREF(data); __PYX_ERR(0, 1, __pyx_L1_error) }
     #endif
-    #elif (CYTHON_COMPRESS_STRINGS) > 0 && (CYTHON_COMPRESS_STRINGS) <= 90 /* compression: lzss (1757 bytes) */
-static const char cstring[] = "\377 bytes o\377f shared\377 memory:\375 \023\003, too \377few for \377 has  is\377 not the\177 segmen\010\001\377at rank \3770 announ\331cH\000\r\001s:(\002he\277tccl\047s*\005(\377tree fra\376;\002).?Note\374P\000D\000Cython\376b\001deliber\377ately st\277ricter!\001n\377 PEP-484\376j\000d rejec\375tX\000ubclas\375s\311\003builti\377n types.\377 If you {ne\340\000to p%\000\223 s\047\007\312\000n\313\000\320\003\047\376\277\001tation_\376<\000ing\047 di\355rb\000iv\242\000o F\377alse.addu_\206 ef\001d/c\262\002\375/\343\003/_shm.\377pyxdisab\357leen\002\001gci}s\004\003dmmap\361!\377no defau\337lt __\374 uc\277e__ dub\002n\367on-\363\000vial\376\033\000cinit__\377CELL_BYT\377ESEAGER_\367MAX\t\003F_AD\273D_\023\000LSF\002\002_\217GROW\004\004\023\001\003\005H\377RINKLibr\377aryError\377MFD_ALLO\335W9\002ING\r\001CL\177OEXECO_\000\006\237RDWRS\353C\000\004.\354\253\006\370\003__\017\007set\355s\301 e_\013\rclo{se9\005conn\272@\376H\005probe_p\257eers[\005s\374 l\356C\000opy\023\003__P\353yx\001\000D\214`_Ne\177xtRef__\254D\356\273 __f\374`___\363_g{\005\n\000main\276\020\001modul!\002nSam)\002\243@_\244\003_\007\001\363vt\255A;\001qual0\035\005\223E\340\016\255Fexo\001\363\000\345_Q\005st\010\375\016__t\373es\314@_is_c\377oroutine\377asyncio.\376\010\006sbasece\347ll_\242\206\002\000\007_fo\375r\000\013.<loca\377ls>.gene_xprclO\000_\363\000\377tracebac\371k\365\"\353$creat\357efch\216 fcn\337tlfdf\254Aft\177runcate?\004\376\301 pidhead\223er\277\206\003\305\206\003.\336\204\001\004\004e~\301asitemsq\000\177kmemfd_[\003\377mostmsgn\331n\342\207\002\225\000tn\221\207\002op\377enospath\356\351Apop\357Hpwr\250I\000\312\207\001\241\000d\273\205\001r\201 i\373ve\000\004rrefu\177sedring\233 \375r\346`elfsen\031d\000\001\270`et\315\205\004\261h\266n\270\307n\260.\234@siz\243@a\277tusstr\342\002t\357hrow\317 ffi\277cvalue\000\002s\377word\200\001\330\004\377\n\210+\220Q\200\001\340\377\004\013\2104\210q\220\001\377\200\001\360\022\000\005\036\230\377^\2501\250A\330\004\031""\377\320\031)\250\021\250(\320\3372B\300!\340+\000!\210\3771\210H\220C\220w\230\335a9\001)\2201@\001!\210\3776\220\031\230-\240x\250\235qO\001*\220A\000\004]\001.\375\230c\002/\230\021\330\004\t\377\210\022\210=\230\001\230\032\377\2402\240]\260\"\260B\375\260D\000\005\330\010\n\210\047?\220\021\220$\220a\007\001<\000\363\220T+\000\017\004%\220z\240\377\021\240\047\250\022\2507\260\377*\270A\330\010\r\210V\277\2201\220D\230\005\243\0005\377\260\017\270r\300\025\300m\377\320SU\320UZ\320Z\357[\330\013\014L\001&\220\001\277\220\021\330\010\t\330\327\0001\357\200A\340\010\335\001v\220S\376\212\000\014\r\330\010\017\210t\346\270\000\010\014\312\000O\000\013\2102\273\210W\323\000s\230$\325\000\014\377\020\220\007\220q\230\004\230\377F\240)\2501\330\010\016\317\210a\210v\216\001C\001\017\210\367u\220A\260 A\360\n\000\363\t\031\"\000\216\000!\240\024\240\377V\2502\320-C\3001\377\300A\360\010\000\t\r\210\377K\220u\230A\230Q\330\376J\000\013\2305\240\001\240\021\177\330\020\024\220H\230E\311\000\377$\240a\330\024\034\230K\277\240q\250\006\250d\322\000N\177\310$\310g\320UV\022\001\377H\240B\240b\250\002\250\375(\232\"b\270\001\330\024\033\377\2304\230u\240A\240Y\377\250i\260q\330\024\030\230\177\016\240d\250\047\260\021\007\001\177\n\240$\240g\250Q\022\001\375\t\177\005@\300\001\300\023\300\377B\300e\3102\310T\320\377QY\320Y[\320[_\367\320_`8\001\010\240\014\250\377D\260\006\260b\3208K\377\3101\310C\310r\320Q\177V\320VX\320XYU\003wa\240t\347 !\2601f\001\377\014\240D\250\007\250q\260\373\005\260^\002\r\320%8\270\377\014\300D\310\010\320PQ\373\320Q\355 \\\320\\^\320\377^`\320`m\320mv\257\320vw\200\224\"\"\206)D\377\310\t\320QS\320SW\337\320W]\320]\205\000c\320\353cd\242!\017\326 q\220\006\277\220c\230\027\240\001\342#q\373\220\005\241@\007\230q\330\010\357\022\220!\330\234BE\230\021\362\222C\023\353`\232@\014\230D\240\365\007\271 \005\364\000\014\025\320\025\376\236\204\001!\2506\260\021\260%\377\260q\270\006\270d\300\047\277\310\021\310%\320O\360\000f\277\320fg\330\014\024\260@""X\377\230W\240C\240|\2604\377\260u\270C\270t\3001\373\330\014\201a8\2301\230A\207\330\020\027\316\204\001r\001\331D\273`Q";
-    PyObject *data = __Pyx_DecompressString_LZSS(cstring, 1757, 2155);
+    #elif (CYTHON_COMPRESS_STRINGS) > 0 && (CYTHON_COMPRESS_STRINGS) <= 90 /* compression: lzss (1768 bytes) */
+static const char cstring[] = "\377 bytes o\377f shared\377 memory:\375 \023\003, too \377few for \377 has  is\377 not the\177 segmen\010\001\377at rank \3770 announ\331cH\000\r\001s:(\002he\277tccl\047s*\005(\377tree fra\376;\002).?Note\374P\000D\000Cython\376b\001deliber\377ately st\277ricter!\001n\377 PEP-484\376j\000d rejec\375tX\000ubclas\375s\311\003builti\377n types.\377 If you {ne\340\000to p%\000\223 s\047\007\312\000n\313\000\320\003\047\376\277\001tation_\376<\000ing\047 di\355rb\000iv\242\000o F\377alse.addu_\206 ef\001d/c\262\002\375/\343\003/_shm.\377pyxdisab\357leen\002\001gci}s\004\003dmmap\361!\377no defau\337lt __\374 uc\277e__ dub\002n\367on-\363\000vial\376\033\000cinit__\377CELL_BYT\377ESEAGER_\367MAX\t\003F_AD\273D_\023\000LSF\002\002_\217GROW\004\004\023\001\003\005H\377RINKLibr\377aryError\377MFD_ALLO\335W9\002ING\r\001CL\177OEXECO_\000\006\377RDWRSECRKETz\003S\367C\000\004.\267\006\366\204#__\017\007sets\366\315 e_\013\rclos=e9\005conn\306@H\005\377probe_peWers[\005s\210@lC\000\367opy\023\003__Py\365x\001\000D\230`_Nex?tRef__\270D\307 \377__func__\347__g{\005\n\000mai}n\020\001modul!\002\247nam)\002\257@_\244\003_\346\007\001vt\271A;\001quaal\035\005\237E\340\016\271Fexo\001\312\363\000_Q\005st\010\375\016__\367tes\330@_is_\377coroutin\377easyncio\375.\010\006sbasec\317ell_\256\206\002\000\007_f\373or\000\013.<loc\377als>.gen\277exprclO\000_\376\363\000traceba\363ck\365\"\353$crea\337tefch\216 fc\277ntlfdf\254Af\377truncate\374?\004\301 pidhea\047der\313\206\003\321\206\003.\352\204\001\004\004\375e\315asitems\376q\000kmemfd_\376[\003mostmsg\263nn\356\207\002\225\000tn\235\207\002o\377penospat\335h\351Apop\357HpwQrI\000\326\207\001\241\000d\307\205\001r\201 \367ive\000\004rref\377usedring\372\233 r\346`elfse3nd\000\001\270`et\331\205\004\261hp\266n\307n\260.\234@siz\243@\177atusstr\342\002\337throw\317 ff\177icvalue\000\002\377sword\200\001\330\377\004\n\210+\220Q\200\001\377\340\004\013\2104\210q\220\377\001\200\001\360\022\000\005\036\377\230^\2501\250A\330\004\377\031""\320\031)\250\021\250(\277\3202B\300!\340+\000!\377\2101\210H\220C\220w\273\230a9\001)\2201@\001!\377\2106\220\031\230-\240x;\250qO\001*\220A\000\004]\001\373.\230c\002/\230\021\330\004\377\t\210\022\210=\230\001\230\377\032\2402\240]\260\"\260\373B\260D\000\005\330\010\n\210\177\047\220\021\220$\220a\007\001\346<\000\220T+\000\017\004%\220z\377\240\021\240\047\250\022\2507\377\260*\270A\330\010\r\210\177V\2201\220D\230\005\243\000\3775\260\017\270r\300\025\300\377m\320SU\320UZ\320\337Z[\330\013\014L\001&\220\177\001\220\021\330\010\t\330\327\000\3371\200A\340\010\335\001v\220\375S\212\000\014\r\330\010\017\210\315t\270\000\010\014\312\000O\000\013\210w2\210W\323\000s\230$\325\000\377\014\020\220\007\220q\230\004\377\230F\240)\2501\330\010\237\016\210a\210v\216\001C\001\017\357\210u\220A\260 A\360\n\347\000\t\031\"\000\216\000!\240\024\377\240V\2502\320-C\300\3771\300A\360\010\000\t\r\377\210K\220u\230A\230Q\375\330J\000\013\2305\240\001\240\377\021\330\020\024\220H\230E\376\311\000$\240a\330\024\034\230\177K\240q\250\006\250d\322\000\377N\310$\310g\320UV\376\022\001H\240B\240b\250\002\373\250(\232\"b\270\001\330\024\377\033\2304\230u\240A\240\377Y\250i\260q\330\024\030\377\230\016\240d\250\047\260\021\376\007\001\n\240$\240g\250Q\372\022\001\t\177\005@\300\001\300\023\377\300B\300e\3102\310T\377\320QY\320Y[\320[\357_\320_`8\001\010\240\014\377\250D\260\006\260b\3208\377K\3101\310C\310r\320\377QV\320VX\320XY\356U\003a\240t\347 !\2601\376f\001\014\240D\250\007\250q\367\260\005\260^\002\r\320%8\377\270\014\300D\310\010\320P\367Q\320Q\355 \\\320\\^\377\320^`\320`m\320m_v\320vw\200\224\"\"\206)\377D\310\t\320QS\320S\277W\320W]\320]\205\000c\327\320cd\242!\017\326 q\220\177\006\220c\230\027\240\001\342#\367q\220\005\241@\007\230q\330\337\010\022\220!\330\234BE\230\345\021\222C\023\353`\232@\014\230D\353\240\007\271 \005\364\000\014\025\320\375\025\236\204\001!\2506\260\021\260\377%\260q\270\006\270d\300\177\047\310\021\310%\320O\360\000\177f\320fg\330\014\024\260@\377X""\230W\240C\240|\260\3774\260u\270C\270t\300\3671\330\014\201a8\2301\230\017A\330\020\027\316\204\001r\001\331D\273`\001Q";
+    PyObject *data = __Pyx_DecompressString_LZSS(cstring, 1768, 2167);
     #define __Pyx_DecompressString_UNUSED
     if (unlikely(!data)) __PYX_ERR(0, 1, __pyx_L1_error)
     const char* const bytes = __Pyx_PyBytes_AsString(data);
     #if !CYTHON_ASSUME_SAFE_MACROS
     if (likely(bytes)); else { Py_DECREF(data); __PYX_ERR(0, 1, __pyx_L1_error) }
     #endif
-    #else /* compression: none (2155 bytes) */
-static const char bytes[] = " bytes of shared memory:  bytes, too few for  has  is not the segment that rank 0 announced ranks: not hetccl\047s segment(tree fragment).?Note that Cython is deliberately stricter than PEP-484 and rejects subclasses of builtin types. If you need to pass subclasses then set the \047annotation_typing\047 directive to False.add_notebuild/cython/hetccl/_shm.pyxdisableenablegcisenabledmmap of no default __reduce__ due to non-trivial __cinit__CELL_BYTESEAGER_MAX_BYTESF_ADD_SEALSF_SEAL_GROWF_SEAL_SEALF_SEAL_SHRINKLibraryErrorMFD_ALLOW_SEALINGMFD_CLOEXECO_CLOEXECO_RDWRSegmentSegment.__reduce_cython__Segment.__setstate_cython__Segment.closeSegment.connectSegment.probe_peersSegment.single_copy_peers__Pyx_PyDict_NextRef__annotate____func____getstate____main____module____name____pyx_state__pyx_vtable____qualname____reduce____reduce_cython____reduce_ex____set_name____setstate____setstate_cython____test___is_coroutineasyncio.coroutinesbasecell_bytescell_bytes_forcell_bytes_for.<locals>.genexprcline_in_tracebackcloseconnectcreatefchmodfcntlfdfstatftruncategenexprgetpidheaderhetcclhetccl._shmhetccl.errorsitemslinkmemfd_createmostmsgnnbytesnextnranksopenospathpeerpopprobe_peerspwriterankreadablereceivereceiverrefusedringsecretselfsendsendersetdefaultsingle_copysingle_copy_peerssingle_copy_peers.<locals>.genexprst_sizestatusstrerrorthrowtrafficvaluevaluesword\200\001\330\004\n\210+\220Q\200\001\340\004\013\2104\210q\220\001\200\001\360\022\000\005\036\230^\2501\250A\330\004\031\320\031)\250\021\250(\3202B\300!\340\004\n\210!\2101\210H\220C\220w\230a\330\004\n\210)\2201\330\004\n\210!\2106\220\031\230-\240x\250q\330\004\n\210*\220A\330\004\n\210*\220A\330\004\n\210.\230\001\330\004\n\210/\230\021\330\004\t\210\022\210=\230\001\230\032\2402\240]\260\"\260B\260a\330\004\005\330\010\n\210\047\220\021\220$\220a\330\010\n\210*\220A\220T\230\021\330\010\n\210\047\220\021\220%\220z\240\021\240\047\250\022\2507\260*\270A\330\010\r\210V\2201\220D\230\005\230^\2505\260\017\270r\300\025\300m""\320SU\320UZ\320Z[\330\013\014\330\010\n\210&\220\001\220\021\330\010\t\330\004\013\2101\200A\340\010\013\2104\210v\220S\230\001\330\014\r\330\010\017\210t\2201\330\010\014\210H\220A\330\010\013\2102\210W\220C\220s\230$\230a\330\014\020\220\007\220q\230\004\230F\240)\2501\330\010\016\210a\210v\220T\230\021\200A\340\010\017\210u\220A\220Q\200A\360\n\000\t\031\230\004\230A\330\010!\240\024\240V\2502\320-C\3001\300A\360\010\000\t\r\210K\220u\230A\230Q\330\014\020\220\013\2305\240\001\240\021\330\020\024\220H\230E\240\021\240$\240a\330\024\034\230K\240q\250\006\250d\260*\270N\310$\310g\320UV\330\024\034\230H\240B\240b\250\002\250(\260\"\260B\260b\270\001\330\024\033\2304\230u\240A\240Y\250i\260q\330\024\030\230\016\240d\250\047\260\021\330\024\030\230\n\240$\240g\250Q\330\024\030\230\t\240\024\240V\2502\320-@\300\001\300\023\300B\300e\3102\310T\320QY\320Y[\320[_\320_`\330\024\030\230\010\240\014\250D\260\006\260b\3208K\3101\310C\310r\320QV\320VX\320XY\330\024\030\230\016\240a\240t\2507\260!\2601\330\024\030\230\014\240D\250\007\250q\260\005\260Q\330\024\030\230\r\320%8\270\014\300D\310\010\320PQ\320QZ\320Z\\\320\\^\320^`\320`m\320mv\320vw\200A\360\n\000\t\"\240\024\240V\2502\320-C\3001\300D\310\t\320QS\320SW\320W]\320]_\320_c\320cd\360\010\000\t\017\210a\210q\220\006\220c\230\027\240\001\330\010\016\210a\210q\220\005\220S\230\007\230q\330\010\022\220!\330\010\014\210H\220E\230\021\230$\230a\330\014\023\2201\330\014\020\220\014\230D\240\007\240q\250\005\250Q\330\014\025\320\025)\250\021\250!\2506\260\021\260%\260q\270\006\270d\300\047\310\021\310%\320O_\320_f\320fg\330\014\024\220A\220X\230W\240C\240|\2604\260u\270C\270t\3001\330\014\017\210t\2208\2301\230A\330\020\027\220w\230a\230q\330\010\017\210u\220A\220Q\220\001\220Q";
+    #else /* compression: none (2167 bytes) */
+static const char bytes[] = " bytes of shared memory:  bytes, too few for  has  is not the segment that rank 0 announced ranks: not hetccl\047s segment(tree fragment).?Note that Cython is deliberately stricter than PEP-484 and rejects subclasses of builtin types. If you need to pass subclasses then set the \047annotation_typing\047 directive to False.add_notebuild/cython/hetccl/_shm.pyxdisableenablegcisenabledmmap of no default __reduce__ due to non-trivial __cinit__CELL_BYTESEAGER_MAX_BYTESF_ADD_SEALSF_SEAL_GROWF_SEAL_SEALF_SEAL_SHRINKLibraryErrorMFD_ALLOW_SEALINGMFD_CLOEXECO_CLOEXECO_RDWRSECRET_BYTESSegmentSegment.__reduce_cython__Segment.__setstate_cython__Segment.closeSegment.connectSegment.probe_peersSegment.single_copy_peers__Pyx_PyDict_NextRef__annotate____func____getstate____main____module____name____pyx_state__pyx_vtable____qualname____reduce____reduce_cython____reduce_ex____set_name____setstate____setstate_cython____test___is_coroutineasyncio.coroutinesbasecell_bytescell_bytes_forcell_bytes_for.<locals>.genexprcline_in_tracebackcloseconnectcreatefchmodfcntlfdfstatftruncategenexprgetpidheaderhetcclhetccl._shmhetccl.errorsitemslinkmemfd_createmostmsgnnbytesnextnranksopenospathpeerpopprobe_peerspwriterankreadablereceivereceiverrefusedringsecretselfsendsendersetdefaultsingle_copysingle_copy_peerssingle_copy_peers.<locals>.genexprst_sizestatusstrerrorthrowtrafficvaluevaluesword\200\001\330\004\n\210+\220Q\200\001\340\004\013\2104\210q\220\001\200\001\360\022\000\005\036\230^\2501\250A\330\004\031\320\031)\250\021\250(\3202B\300!\340\004\n\210!\2101\210H\220C\220w\230a\330\004\n\210)\2201\330\004\n\210!\2106\220\031\230-\240x\250q\330\004\n\210*\220A\330\004\n\210*\220A\330\004\n\210.\230\001\330\004\n\210/\230\021\330\004\t\210\022\210=\230\001\230\032\2402\240]\260\"\260B\260a\330\004\005\330\010\n\210\047\220\021\220$\220a\330\010\n\210*\220A\220T\230\021\330\010\n\210\047\220\021\220%\220z\240\021\240\047\250\022\2507\260*\270A\330\010\r\210V\2201\220D\230\005\230^\2505\260\017\270r""\300\025\300m\320SU\320UZ\320Z[\330\013\014\330\010\n\210&\220\001\220\021\330\010\t\330\004\013\2101\200A\340\010\013\2104\210v\220S\230\001\330\014\r\330\010\017\210t\2201\330\010\014\210H\220A\330\010\013\2102\210W\220C\220s\230$\230a\330\014\020\220\007\220q\230\004\230F\240)\2501\330\010\016\210a\210v\220T\230\021\200A\340\010\017\210u\220A\220Q\200A\360\n\000\t\031\230\004\230A\330\010!\240\024\240V\2502\320-C\3001\300A\360\010\000\t\r\210K\220u\230A\230Q\330\014\020\220\013\2305\240\001\240\021\330\020\024\220H\230E\240\021\240$\240a\330\024\034\230K\240q\250\006\250d\260*\270N\310$\310g\320UV\330\024\034\230H\240B\240b\250\002\250(\260\"\260B\260b\270\001\330\024\033\2304\230u\240A\240Y\250i\260q\330\024\030\230\016\240d\250\047\260\021\330\024\030\230\n\240$\240g\250Q\330\024\030\230\t\240\024\240V\2502\320-@\300\001\300\023\300B\300e\3102\310T\320QY\320Y[\320[_\320_`\330\024\030\230\010\240\014\250D\260\006\260b\3208K\3101\310C\310r\320QV\320VX\320XY\330\024\030\230\016\240a\240t\2507\260!\2601\330\024\030\230\014\240D\250\007\250q\260\005\260Q\330\024\030\230\r\320%8\270\014\300D\310\010\320PQ\320QZ\320Z\\\320\\^\320^`\320`m\320mv\320vw\200A\360\n\000\t\"\240\024\240V\2502\320-C\3001\300D\310\t\320QS\320SW\320W]\320]_\320_c\320cd\360\010\000\t\017\210a\210q\220\006\220c\230\027\240\001\330\010\016\210a\210q\220\005\220S\230\007\230q\330\010\022\220!\330\010\014\210H\220E\230\021\230$\230a\330\014\023\2201\330\014\020\220\014\230D\240\007\240q\250\005\250Q\330\014\025\320\025)\250\021\250!\2506\260\021\260%\260q\270\006\270d\300\047\310\021\310%\320O_\320_f\320fg\330\014\024\220A\220X\230W\240C\240|\2604\260u\270C\270t\3001\330\014\017\210t\2208\2301\230A\330\020\027\220w\230a\230q\330\010\017\210u\220A\220Q\220\001\220Q";
     PyObject *data = NULL;
     #define __Pyx_DecompressString_UNUSED
     #define __Pyx_DecompressString_LZSS_UNUSED
     #endif
     PyObject **stringtab = __pyx_mstate->__pyx_string_tab;
     Py_ssize_t pos = 0;
-    for (int i = 0; i < 111; i++) {
+    for (int i = 0; i < 112; i++) {
       Py_ssize_t bytes_length = str_length_index[i].length;
       PyObject *string = PyUnicode_DecodeUTF8(bytes + pos, bytes_length, NULL);
       if (likely(string) && i >= 17) PyUnicode_InternInPlace(&string);
@@ -9176,8 +9196,8 @@ static const char bytes[] = " bytes of shared memory:  bytes, too few for  has  
       stringtab[i] = string;
       pos += bytes_length;
     }
-    for (int i = 111; i < 120; i++) {
-      Py_ssize_t bytes_length = bytes_length_index[i-111].length;
+    for (int i = 112; i < 121; i++) {
+      Py_ssize_t bytes_length = bytes_length_index[i-112].length;
       PyObject *string = PyBytes_FromStringAndSize(bytes + pos, bytes_length);
       stringtab[i] = string;
       pos += bytes_length;
@@ -9187,14 +9207,14 @@ static const char bytes[] = " bytes of shared memory:  bytes, too few for  has  
       }
     }
     Py_XDECREF(data);
-    for (Py_ssize_t i = 0; i < 120; i++) {
+    for (Py_ssize_t i = 0; i < 121; i++) {
       if (unlikely(PyObject_Hash(stringtab[i]) == -1)) {
         __PYX_ERR(0, 1, __pyx_L1_error)
       }
     }
     #if CYTHON_IMMORTAL_CONSTANTS
     {
-      PyObject **table = stringtab + 111;
+      PyObject **table = stringtab + 112;
       for (Py_ssize_t i=0; i<9; ++i) {
         #if PY_VERSION_HEX >= 0x030F0000
         PyUnstable_SetImmortal(table[i]);
@@ -9283,42 +9303,42 @@ static int __Pyx_CreateCodeObjects(__pyx_mstatetype *__pyx_mstate) {
   PyObject* tuple_dedup_map = PyDict_New();
   if (unlikely(!tuple_dedup_map)) return -1;
   {
-    const __Pyx_PyCode_New_function_description descr = {0, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS|CO_GENERATOR), 57};
+    const __Pyx_PyCode_New_function_description descr = {0, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS|CO_GENERATOR), 61};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_most, __pyx_mstate->__pyx_n_u_nbytes};
     __pyx_mstate_global->__pyx_codeobj_tab[0] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__shm_pyx, __pyx_mstate->__pyx_n_u_genexpr, __pyx_mstate->__pyx_kp_b_iso88591__3, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[0])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {0, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS|CO_GENERATOR), 179};
+    const __Pyx_PyCode_New_function_description descr = {0, 0, 0, 1, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS|CO_GENERATOR), 183};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_peer};
     __pyx_mstate_global->__pyx_codeobj_tab[1] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__shm_pyx, __pyx_mstate->__pyx_n_u_genexpr, __pyx_mstate->__pyx_kp_b_iso88591_Q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[1])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 55};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 59};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_nranks, __pyx_mstate->__pyx_n_u_genexpr, __pyx_mstate->__pyx_n_u_genexpr};
     __pyx_mstate_global->__pyx_codeobj_tab[2] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__shm_pyx, __pyx_mstate->__pyx_n_u_cell_bytes_for, __pyx_mstate->__pyx_kp_b_iso88591_4q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[2])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 6, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 60};
+    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 6, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 64};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_nranks, __pyx_mstate->__pyx_n_u_secret, __pyx_mstate->__pyx_n_u_cell_bytes, __pyx_mstate->__pyx_n_u_nbytes, __pyx_mstate->__pyx_n_u_header, __pyx_mstate->__pyx_n_u_fd};
     __pyx_mstate_global->__pyx_codeobj_tab[3] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__shm_pyx, __pyx_mstate->__pyx_n_u_create, __pyx_mstate->__pyx_kp_b_iso88591_1A_2B_1HCwa_1_6_xq_A_A_2_Ba_a_A, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[3])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 8, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 132};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 8, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 136};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self, __pyx_mstate->__pyx_n_u_readable, __pyx_mstate->__pyx_n_u_link, __pyx_mstate->__pyx_n_u_msg, __pyx_mstate->__pyx_n_u_word, __pyx_mstate->__pyx_n_u_refused, __pyx_mstate->__pyx_n_u_peer, __pyx_mstate->__pyx_n_u_status};
     __pyx_mstate_global->__pyx_codeobj_tab[4] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__shm_pyx, __pyx_mstate->__pyx_n_u_probe_peers, __pyx_mstate->__pyx_kp_b_iso88591_A_V2_C1D_QSSWW___ccd_aq_c_aq_S_q, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[4])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 11, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 153};
+    const __Pyx_PyCode_New_function_description descr = {2, 0, 0, 11, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 157};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self, __pyx_mstate->__pyx_n_u_single_copy, __pyx_mstate->__pyx_n_u_n, __pyx_mstate->__pyx_n_u_readable, __pyx_mstate->__pyx_n_u_link, __pyx_mstate->__pyx_n_u_ring, __pyx_mstate->__pyx_n_u_sender, __pyx_mstate->__pyx_n_u_receiver, __pyx_mstate->__pyx_n_u_peer, __pyx_mstate->__pyx_n_u_traffic, __pyx_mstate->__pyx_n_u_receive};
     __pyx_mstate_global->__pyx_codeobj_tab[5] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__shm_pyx, __pyx_mstate->__pyx_n_u_connect, __pyx_mstate->__pyx_kp_b_iso88591_A_A_V2_C1A_KuAQ_5_HE_a_Kq_d_N_gU, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[5])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 177};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 3, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 181};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self, __pyx_mstate->__pyx_n_u_genexpr, __pyx_mstate->__pyx_n_u_genexpr};
     __pyx_mstate_global->__pyx_codeobj_tab[6] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__shm_pyx, __pyx_mstate->__pyx_n_u_single_copy_peers, __pyx_mstate->__pyx_kp_b_iso88591_A_uAQ, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[6])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 182};
+    const __Pyx_PyCode_New_function_description descr = {1, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 186};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_self, __pyx_mstate->__pyx_n_u_base};
     __pyx_mstate_global->__pyx_codeobj_tab[7] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__shm_pyx, __pyx_mstate->__pyx_n_u_close, __pyx_mstate->__pyx_kp_b_iso88591_A_4vS_t1_HA_2WCs_a_q_F_1_avT, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[7])) goto bad;
   }
@@ -14902,6 +14922,133 @@ bad:
         return (target_type) value;\
     }
 
+/* PyObjectVectorcallKwds (used by PyObjectVectorcallMethodKwds) */
+#if CYTHON_VECTORCALL
+CYTHON_UNUSED static int __Pyx_CheckVectorcallKwarg(PyObject *kwnames, Py_ssize_t i) {
+    PyObject *key = __Pyx_PyTuple_GET_ITEM(kwnames, i);
+#if !CYTHON_ASSUME_SAFE_MACROS
+    if (unlikely(!key)) return -1;
+#endif
+    if (unlikely(!PyUnicode_Check(key))) {
+        PyErr_SetString(PyExc_TypeError, "keywords must be strings");
+        return -1;
+    }
+    return 0;
+}
+#else
+CYTHON_UNUSED static PyObject *__Pyx_MakeKwargDict(PyObject **keys, PyObject **values, Py_ssize_t n) {
+    PyObject *out = PyDict_New();
+    if (unlikely(!out)) return NULL;
+    for (Py_ssize_t i=0; i<n; ++i) {
+        if (unlikely(PyDict_SetItem(out, keys[i], values[i]) < 0)) {
+            Py_DECREF(out);
+            return NULL;
+        }
+    }
+    return out;
+}
+CYTHON_UNUSED static int __Pyx_CheckVectorcallKwarg(PyObject **kwnames, Py_ssize_t i) {
+    PyObject *key = kwnames[i];
+    if (unlikely(!PyUnicode_Check(key))) {
+        PyErr_SetString(PyExc_TypeError, "keywords must be strings");
+        return -1;
+    }
+    return 0;
+}
+#endif
+
+/* PyObjectVectorcallMethodKwds (used by CIntToPy) */
+#if !CYTHON_VECTORCALL
+static PyObject *__Pyx_Object_VectorcallMethodKwds(PyObject *name, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    PyObject *result;
+    PyObject *obj = PyObject_GetAttr(args[0], name);
+    if (unlikely(!obj))
+        return NULL;
+    result = __Pyx_Object_VectorcallKwds(obj, args+1, nargsf-1, kwnames);
+    Py_DECREF(obj);
+    return result;
+}
+#endif
+
+/* CIntToPy */
+static CYTHON_INLINE PyObject* __Pyx_PyLong_From___pyx_anon_enum(int value) {
+#ifdef __Pyx_HAS_GCC_DIAGNOSTIC
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wconversion"
+#endif
+    const int neg_one = (int) -1, const_zero = (int) 0;
+#ifdef __Pyx_HAS_GCC_DIAGNOSTIC
+#pragma GCC diagnostic pop
+#endif
+    const int is_unsigned = neg_one > const_zero;
+    if (is_unsigned) {
+        if (sizeof(int) < sizeof(long)) {
+            return PyLong_FromLong((long) value);
+        } else if (sizeof(int) <= sizeof(unsigned long)) {
+            return PyLong_FromUnsignedLong((unsigned long) value);
+#if !CYTHON_COMPILING_IN_PYPY
+        } else if (sizeof(int) <= sizeof(unsigned PY_LONG_LONG)) {
+            return PyLong_FromUnsignedLongLong((unsigned PY_LONG_LONG) value);
+#endif
+        }
+    } else {
+        if (sizeof(int) <= sizeof(long)) {
+            return PyLong_FromLong((long) value);
+        } else if (sizeof(int) <= sizeof(PY_LONG_LONG)) {
+            return PyLong_FromLongLong((PY_LONG_LONG) value);
+        }
+    }
+    {
+        unsigned char *bytes = (unsigned char *)&value;
+#if !CYTHON_COMPILING_IN_LIMITED_API && PY_VERSION_HEX >= 0x030d00A4
+        if (is_unsigned) {
+            return PyLong_FromUnsignedNativeBytes(bytes, sizeof(value), -1);
+        } else {
+            return PyLong_FromNativeBytes(bytes, sizeof(value), -1);
+        }
+#elif !CYTHON_COMPILING_IN_LIMITED_API && PY_VERSION_HEX < 0x030d0000
+        int one = 1; int little = (int)*(unsigned char *)&one;
+        return _PyLong_FromByteArray(bytes, sizeof(int),
+                                     little, !is_unsigned);
+#else
+        int one = 1; int little = (int)*(unsigned char *)&one;
+        PyObject *result = NULL, *kwds = NULL;
+        PyObject *py_bytes = NULL, *order_str = NULL, *from_bytes_str = NULL;;
+        py_bytes = PyBytes_FromStringAndSize((char*)bytes, sizeof(int));
+        if (!py_bytes) goto limited_bad;
+        from_bytes_str = PyUnicode_FromStringAndSize("from_bytes", 10);
+        if (!from_bytes_str) goto limited_bad;
+        order_str = PyUnicode_FromString(little ? "little" : "big");
+        if (!order_str) goto limited_bad;
+        {
+            PyObject *args[] = { (PyObject*)&PyLong_Type, py_bytes, order_str, Py_True };
+            if (!is_unsigned) {
+                PyObject *signed_str = PyUnicode_FromStringAndSize("signed", 6);
+                if (!signed_str) goto limited_bad;
+#if CYTHON_VECTORCALL
+                kwds = PyTuple_Pack(1, signed_str);
+#else
+                {
+                    PyObject *keys[] = {signed_str};
+                    PyObject *values[] = {Py_True};
+                    kwds = __Pyx_MakeKwargDict(keys, values, 1);
+                }
+#endif
+                Py_DECREF(signed_str);
+                if (unlikely(!kwds)) goto limited_bad;
+            }
+            result = __Pyx_Object_VectorcallMethodKwds(from_bytes_str, args, 3 | __Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET, kwds);
+        }
+        limited_bad:
+        Py_XDECREF(kwds);
+        Py_XDECREF(order_str);
+        Py_XDECREF(py_bytes);
+        Py_XDECREF(from_bytes_str);
+        return result;
+#endif
+    }
+}
+
 /* CIntFromPy */
 static int __Pyx_LargePyLong___Pyx_PyLong_As_int(PyObject *x);
 static int __Pyx_raise_neg_overflow___Pyx_PyLong_As_int(void) {
@@ -15202,54 +15349,6 @@ static CYTHON_INLINE int __Pyx_PyLong_As_int(PyObject *x) {
         return __Pyx_NonPyLong___Pyx_PyLong_As_int(x);
     }
 }
-
-/* PyObjectVectorcallKwds (used by PyObjectVectorcallMethodKwds) */
-#if CYTHON_VECTORCALL
-CYTHON_UNUSED static int __Pyx_CheckVectorcallKwarg(PyObject *kwnames, Py_ssize_t i) {
-    PyObject *key = __Pyx_PyTuple_GET_ITEM(kwnames, i);
-#if !CYTHON_ASSUME_SAFE_MACROS
-    if (unlikely(!key)) return -1;
-#endif
-    if (unlikely(!PyUnicode_Check(key))) {
-        PyErr_SetString(PyExc_TypeError, "keywords must be strings");
-        return -1;
-    }
-    return 0;
-}
-#else
-CYTHON_UNUSED static PyObject *__Pyx_MakeKwargDict(PyObject **keys, PyObject **values, Py_ssize_t n) {
-    PyObject *out = PyDict_New();
-    if (unlikely(!out)) return NULL;
-    for (Py_ssize_t i=0; i<n; ++i) {
-        if (unlikely(PyDict_SetItem(out, keys[i], values[i]) < 0)) {
-            Py_DECREF(out);
-            return NULL;
-        }
-    }
-    return out;
-}
-CYTHON_UNUSED static int __Pyx_CheckVectorcallKwarg(PyObject **kwnames, Py_ssize_t i) {
-    PyObject *key = kwnames[i];
-    if (unlikely(!PyUnicode_Check(key))) {
-        PyErr_SetString(PyExc_TypeError, "keywords must be strings");
-        return -1;
-    }
-    return 0;
-}
-#endif
-
-/* PyObjectVectorcallMethodKwds (used by CIntToPy) */
-#if !CYTHON_VECTORCALL
-static PyObject *__Pyx_Object_VectorcallMethodKwds(PyObject *name, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
-    PyObject *result;
-    PyObject *obj = PyObject_GetAttr(args[0], name);
-    if (unlikely(!obj))
-        return NULL;
-    result = __Pyx_Object_VectorcallKwds(obj, args+1, nargsf-1, kwnames);
-    Py_DECREF(obj);
-    return result;
-}
-#endif
 
 /* CIntToPy */
 static CYTHON_INLINE PyObject* __Pyx_PyLong_From_int(int value) {
