@@ -237,7 +237,8 @@ def start(n, program, *args, env=None, per_rank_env=None, mpi=None, keep_alive=F
         raise ValueError(f"per_rank_env has {len(per_rank_env)} entries for {n} ranks")
     found = launchers()
     if (mpi or "default") not in found:
-        raise RuntimeError(f"no MPI named {mpi or 'default'!r} here (found: {', '.join(found) or 'none'}); run `make test`")
+        names = ", ".join(found) or "none"
+        raise RuntimeError(f"no MPI named {mpi or 'default'!r} here (there are: {names}); run `make test`")
     if isinstance(program, Path):
         program = [str(program)]
     elif isinstance(program, str):
