@@ -3323,6 +3323,7 @@ static PyObject *__pyx_memoryviewslice__get_base(struct __pyx_memoryviewslice_ob
 /* Module declarations from "hetccl._abi" */
 
 /* Module declarations from "hetccl._kernels" */
+static hetccl_reduce_row const *__pyx_v_6hetccl_8_kernels_tables[HETCCL_NVARIANTS];
 static hetccl_reduce_row const *__pyx_v_6hetccl_8_kernels_table;
 static PyObject *__pyx_collections_abc_Sequence = 0;
 static PyObject *generic = 0;
@@ -18017,11 +18018,11 @@ static PyObject *__pyx_unpickle_Enum__set_state(struct __pyx_MemviewEnum_obj *__
   return __pyx_r;
 }
 
-/* "hetccl/_kernels.pyx":26
+/* "hetccl/_kernels.pyx":29
  * 
  * 
  * cdef dict choose():             # <<<<<<<<<<<<<<
- *     """Fill `table` with the best variant, the last that this processor runs; return {name: number} of those it runs."""
+ *     """Fill the tables; return {name: number} of the variants that this processor runs, each better than the last."""
  *     global table
 */
 
@@ -18043,24 +18044,24 @@ static PyObject *__pyx_f_6hetccl_8_kernels_choose(void) {
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("choose", 0);
 
-  /* "hetccl/_kernels.pyx":30
+  /* "hetccl/_kernels.pyx":33
  *     global table
  *     cdef int variant
  *     runnable = {}             # <<<<<<<<<<<<<<
  *     for variant in range(HETCCL_NVARIANTS):
- *         if hetccl_variant_table(variant) != NULL:
+ *         tables[variant] = hetccl_variant_table(variant)
 */
-  __pyx_t_1 = __Pyx_PyDict_NewPresized(0); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 30, __pyx_L1_error)
+  __pyx_t_1 = __Pyx_PyDict_NewPresized(0); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 33, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_1);
   __pyx_v_runnable = ((PyObject*)__pyx_t_1);
   __pyx_t_1 = 0;
 
-  /* "hetccl/_kernels.pyx":31
+  /* "hetccl/_kernels.pyx":34
  *     cdef int variant
  *     runnable = {}
  *     for variant in range(HETCCL_NVARIANTS):             # <<<<<<<<<<<<<<
- *         if hetccl_variant_table(variant) != NULL:
- *             table = hetccl_variant_table(variant)
+ *         tables[variant] = hetccl_variant_table(variant)
+ *         if tables[variant] != NULL:
 */
 
   __pyx_t_2 = HETCCL_NVARIANTS;
@@ -18069,60 +18070,69 @@ static PyObject *__pyx_f_6hetccl_8_kernels_choose(void) {
   for (__pyx_t_4 = 0; __pyx_t_4 < __pyx_t_3; __pyx_t_4+=1) {
     __pyx_v_variant = __pyx_t_4;
 
-    /* "hetccl/_kernels.pyx":32
+    /* "hetccl/_kernels.pyx":35
  *     runnable = {}
  *     for variant in range(HETCCL_NVARIANTS):
- *         if hetccl_variant_table(variant) != NULL:             # <<<<<<<<<<<<<<
- *             table = hetccl_variant_table(variant)
+ *         tables[variant] = hetccl_variant_table(variant)             # <<<<<<<<<<<<<<
+ *         if tables[variant] != NULL:
+ *             table = tables[variant]
+*/
+    (__pyx_v_6hetccl_8_kernels_tables[__pyx_v_variant]) = hetccl_variant_table(__pyx_v_variant);
+
+    /* "hetccl/_kernels.pyx":36
+ *     for variant in range(HETCCL_NVARIANTS):
+ *         tables[variant] = hetccl_variant_table(variant)
+ *         if tables[variant] != NULL:             # <<<<<<<<<<<<<<
+ *             table = tables[variant]
  *             runnable[hetccl_variant_name[variant].decode()] = variant
 */
-    __pyx_t_5 = (hetccl_variant_table(__pyx_v_variant) != NULL);
+    __pyx_t_5 = ((__pyx_v_6hetccl_8_kernels_tables[__pyx_v_variant]) != NULL);
 
     if (__pyx_t_5) {
 
 
-      /* "hetccl/_kernels.pyx":33
- *     for variant in range(HETCCL_NVARIANTS):
- *         if hetccl_variant_table(variant) != NULL:
- *             table = hetccl_variant_table(variant)             # <<<<<<<<<<<<<<
+      /* "hetccl/_kernels.pyx":37
+ *         tables[variant] = hetccl_variant_table(variant)
+ *         if tables[variant] != NULL:
+ *             table = tables[variant]             # <<<<<<<<<<<<<<
  *             runnable[hetccl_variant_name[variant].decode()] = variant
  *     return runnable
 */
-      __pyx_v_6hetccl_8_kernels_table = hetccl_variant_table(__pyx_v_variant);
+      __pyx_v_6hetccl_8_kernels_table = (__pyx_v_6hetccl_8_kernels_tables[__pyx_v_variant]);
 
-      /* "hetccl/_kernels.pyx":34
- *         if hetccl_variant_table(variant) != NULL:
- *             table = hetccl_variant_table(variant)
+      /* "hetccl/_kernels.pyx":38
+ *         if tables[variant] != NULL:
+ *             table = tables[variant]
  *             runnable[hetccl_variant_name[variant].decode()] = variant             # <<<<<<<<<<<<<<
  *     return runnable
  * 
 */
-      __pyx_t_1 = __Pyx_PyLong_From_int(__pyx_v_variant); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 34, __pyx_L1_error)
+      __pyx_t_1 = __Pyx_PyLong_From_int(__pyx_v_variant); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 38, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_1);
 
       __pyx_t_6 = (hetccl_variant_name[__pyx_v_variant]);
-      __pyx_t_7 = __Pyx_ssize_strlen(__pyx_t_6); if (unlikely(__pyx_t_7 == ((Py_ssize_t)-1))) __PYX_ERR(0, 34, __pyx_L1_error)
-      __pyx_t_8 = __Pyx_decode_c_string(__pyx_t_6, 0, __pyx_t_7, NULL, NULL, NULL); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 34, __pyx_L1_error)
+      __pyx_t_7 = __Pyx_ssize_strlen(__pyx_t_6); if (unlikely(__pyx_t_7 == ((Py_ssize_t)-1))) __PYX_ERR(0, 38, __pyx_L1_error)
+      __pyx_t_8 = __Pyx_decode_c_string(__pyx_t_6, 0, __pyx_t_7, NULL, NULL, NULL); if (unlikely(!__pyx_t_8)) __PYX_ERR(0, 38, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_8);
 
-      if (!(likely(PyUnicode_CheckExact(__pyx_t_8)) || __Pyx_RaiseUnexpectedTypeError("str", __pyx_t_8))) __PYX_ERR(0, 34, __pyx_L1_error)
-      if (unlikely((PyDict_SetItem(__pyx_v_runnable, __pyx_t_8, __pyx_t_1) < 0))) __PYX_ERR(0, 34, __pyx_L1_error)
+      if (!(likely(PyUnicode_CheckExact(__pyx_t_8)) || __Pyx_RaiseUnexpectedTypeError("str", __pyx_t_8))) __PYX_ERR(0, 38, __pyx_L1_error)
+      if (unlikely((PyDict_SetItem(__pyx_v_runnable, __pyx_t_8, __pyx_t_1) < 0))) __PYX_ERR(0, 38, __pyx_L1_error)
       __Pyx_DECREF(__pyx_t_8); __pyx_t_8 = 0;
       __Pyx_DECREF(__pyx_t_1); __pyx_t_1 = 0;
 
-      /* "hetccl/_kernels.pyx":32
- *     runnable = {}
+      /* "hetccl/_kernels.pyx":36
  *     for variant in range(HETCCL_NVARIANTS):
- *         if hetccl_variant_table(variant) != NULL:             # <<<<<<<<<<<<<<
- *             table = hetccl_variant_table(variant)
+ *         tables[variant] = hetccl_variant_table(variant)
+ *         if tables[variant] != NULL:             # <<<<<<<<<<<<<<
+ *             table = tables[variant]
  *             runnable[hetccl_variant_name[variant].decode()] = variant
 */
     }
   }
 
 
-  /* "hetccl/_kernels.pyx":35
- *             table = hetccl_variant_table(variant)
+  /* "hetccl/_kernels.pyx":39
+ *             table = tables[variant]
  *             runnable[hetccl_variant_name[variant].decode()] = variant
  *     return runnable             # <<<<<<<<<<<<<<
  * 
@@ -18139,11 +18149,11 @@ static PyObject *__pyx_f_6hetccl_8_kernels_choose(void) {
   }
   goto __pyx_L0;
 
-  /* "hetccl/_kernels.pyx":26
+  /* "hetccl/_kernels.pyx":29
  * 
  * 
  * cdef dict choose():             # <<<<<<<<<<<<<<
- *     """Fill `table` with the best variant, the last that this processor runs; return {name: number} of those it runs."""
+ *     """Fill the tables; return {name: number} of the variants that this processor runs, each better than the last."""
  *     global table
 */
 
@@ -18161,7 +18171,7 @@ static PyObject *__pyx_f_6hetccl_8_kernels_choose(void) {
   return __pyx_r;
 }
 
-/* "hetccl/_kernels.pyx":42
+/* "hetccl/_kernels.pyx":45
  * 
  * 
  * cdef hetccl_reduce_fn reduce_for(int dtype, int op) noexcept nogil:             # <<<<<<<<<<<<<<
@@ -18174,7 +18184,7 @@ static __pyx_t_6hetccl_8_kernels_hetccl_reduce_fn __pyx_f_6hetccl_8_kernels_redu
   int __pyx_t_1;
   int __pyx_t_2;
 
-  /* "hetccl/_kernels.pyx":43
+  /* "hetccl/_kernels.pyx":46
  * 
  * cdef hetccl_reduce_fn reduce_for(int dtype, int op) noexcept nogil:
  *     if dtype < 0 or dtype >= HETCCL_NDTYPES or op < 0 or op >= HETCCL_NOPS:             # <<<<<<<<<<<<<<
@@ -18220,7 +18230,7 @@ static __pyx_t_6hetccl_8_kernels_hetccl_reduce_fn __pyx_f_6hetccl_8_kernels_redu
   if (__pyx_t_1) {
 
 
-    /* "hetccl/_kernels.pyx":44
+    /* "hetccl/_kernels.pyx":47
  * cdef hetccl_reduce_fn reduce_for(int dtype, int op) noexcept nogil:
  *     if dtype < 0 or dtype >= HETCCL_NDTYPES or op < 0 or op >= HETCCL_NOPS:
  *         return NULL             # <<<<<<<<<<<<<<
@@ -18233,7 +18243,7 @@ static __pyx_t_6hetccl_8_kernels_hetccl_reduce_fn __pyx_f_6hetccl_8_kernels_redu
     }
     goto __pyx_L0;
 
-    /* "hetccl/_kernels.pyx":43
+    /* "hetccl/_kernels.pyx":46
  * 
  * cdef hetccl_reduce_fn reduce_for(int dtype, int op) noexcept nogil:
  *     if dtype < 0 or dtype >= HETCCL_NDTYPES or op < 0 or op >= HETCCL_NOPS:             # <<<<<<<<<<<<<<
@@ -18242,7 +18252,7 @@ static __pyx_t_6hetccl_8_kernels_hetccl_reduce_fn __pyx_f_6hetccl_8_kernels_redu
 */
   }
 
-  /* "hetccl/_kernels.pyx":45
+  /* "hetccl/_kernels.pyx":48
  *     if dtype < 0 or dtype >= HETCCL_NDTYPES or op < 0 or op >= HETCCL_NOPS:
  *         return NULL
  *     return table[op][dtype]             # <<<<<<<<<<<<<<
@@ -18255,7 +18265,7 @@ static __pyx_t_6hetccl_8_kernels_hetccl_reduce_fn __pyx_f_6hetccl_8_kernels_redu
   }
   goto __pyx_L0;
 
-  /* "hetccl/_kernels.pyx":42
+  /* "hetccl/_kernels.pyx":45
  * 
  * 
  * cdef hetccl_reduce_fn reduce_for(int dtype, int op) noexcept nogil:             # <<<<<<<<<<<<<<
@@ -18268,7 +18278,7 @@ static __pyx_t_6hetccl_8_kernels_hetccl_reduce_fn __pyx_f_6hetccl_8_kernels_redu
   return __pyx_r;
 }
 
-/* "hetccl/_kernels.pyx":48
+/* "hetccl/_kernels.pyx":51
  * 
  * 
  * cdef bint supported(int op, int dtype) noexcept nogil:             # <<<<<<<<<<<<<<
@@ -18279,7 +18289,7 @@ static __pyx_t_6hetccl_8_kernels_hetccl_reduce_fn __pyx_f_6hetccl_8_kernels_redu
 static int __pyx_f_6hetccl_8_kernels_supported(int __pyx_v_op, int __pyx_v_dtype) {
   int __pyx_r;
 
-  /* "hetccl/_kernels.pyx":49
+  /* "hetccl/_kernels.pyx":52
  * 
  * cdef bint supported(int op, int dtype) noexcept nogil:
  *     return reduce_for(dtype, op) != NULL             # <<<<<<<<<<<<<<
@@ -18292,7 +18302,7 @@ static int __pyx_f_6hetccl_8_kernels_supported(int __pyx_v_op, int __pyx_v_dtype
   }
   goto __pyx_L0;
 
-  /* "hetccl/_kernels.pyx":48
+  /* "hetccl/_kernels.pyx":51
  * 
  * 
  * cdef bint supported(int op, int dtype) noexcept nogil:             # <<<<<<<<<<<<<<
@@ -18305,7 +18315,7 @@ static int __pyx_f_6hetccl_8_kernels_supported(int __pyx_v_op, int __pyx_v_dtype
   return __pyx_r;
 }
 
-/* "hetccl/_kernels.pyx":52
+/* "hetccl/_kernels.pyx":55
  * 
  * 
  * def defined():             # <<<<<<<<<<<<<<
@@ -18351,7 +18361,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_defined(CYTHON_UNUSED PyObject *__py
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("defined", 0);
 
-  /* "hetccl/_kernels.pyx":54
+  /* "hetccl/_kernels.pyx":57
  * def defined():
  *     """The (op, dtype) pairs, in the numbers of abi.h, that have a host reduction."""
  *     return [(op, dtype) for op in range(HETCCL_NOPS) for dtype in range(HETCCL_NDTYPES) if supported(op, dtype)]             # <<<<<<<<<<<<<<
@@ -18359,7 +18369,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_defined(CYTHON_UNUSED PyObject *__py
  * 
 */
   { /* enter inner scope */
-    __pyx_t_1 = PyList_New(0); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 54, __pyx_L1_error)
+    __pyx_t_1 = PyList_New(0); if (unlikely(!__pyx_t_1)) __PYX_ERR(0, 57, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_1);
 
     __pyx_t_2 = HETCCL_NOPS;
@@ -18377,20 +18387,20 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_defined(CYTHON_UNUSED PyObject *__py
 
         if (__pyx_t_8) {
 
-          __pyx_t_9 = __Pyx_PyLong_From___pyx_anon_enum(__pyx_7genexpr__pyx_v_op); if (unlikely(!__pyx_t_9)) __PYX_ERR(0, 54, __pyx_L1_error)
+          __pyx_t_9 = __Pyx_PyLong_From___pyx_anon_enum(__pyx_7genexpr__pyx_v_op); if (unlikely(!__pyx_t_9)) __PYX_ERR(0, 57, __pyx_L1_error)
           __Pyx_GOTREF(__pyx_t_9);
-          __pyx_t_10 = __Pyx_PyLong_From___pyx_anon_enum(__pyx_7genexpr__pyx_v_dtype); if (unlikely(!__pyx_t_10)) __PYX_ERR(0, 54, __pyx_L1_error)
+          __pyx_t_10 = __Pyx_PyLong_From___pyx_anon_enum(__pyx_7genexpr__pyx_v_dtype); if (unlikely(!__pyx_t_10)) __PYX_ERR(0, 57, __pyx_L1_error)
           __Pyx_GOTREF(__pyx_t_10);
-          __pyx_t_11 = PyTuple_New(2); if (unlikely(!__pyx_t_11)) __PYX_ERR(0, 54, __pyx_L1_error)
+          __pyx_t_11 = PyTuple_New(2); if (unlikely(!__pyx_t_11)) __PYX_ERR(0, 57, __pyx_L1_error)
           __Pyx_GOTREF(__pyx_t_11);
           __Pyx_GIVEREF(__pyx_t_9);
-          if (__Pyx_PyTuple_SET_ITEM(__pyx_t_11, 0, __pyx_t_9) != (0)) __PYX_ERR(0, 54, __pyx_L1_error);
+          if (__Pyx_PyTuple_SET_ITEM(__pyx_t_11, 0, __pyx_t_9) != (0)) __PYX_ERR(0, 57, __pyx_L1_error);
           __Pyx_GIVEREF(__pyx_t_10);
-          if (__Pyx_PyTuple_SET_ITEM(__pyx_t_11, 1, __pyx_t_10) != (0)) __PYX_ERR(0, 54, __pyx_L1_error);
+          if (__Pyx_PyTuple_SET_ITEM(__pyx_t_11, 1, __pyx_t_10) != (0)) __PYX_ERR(0, 57, __pyx_L1_error);
           __pyx_t_9 = 0;
           __pyx_t_10 = 0;
           __Pyx_GIVEREF(__pyx_t_11);
-          if (unlikely(__Pyx_ListComp_AppendAndDecref(__pyx_t_1, __pyx_t_11))) __PYX_ERR(0, 54, __pyx_L1_error)
+          if (unlikely(__Pyx_ListComp_AppendAndDecref(__pyx_t_1, __pyx_t_11))) __PYX_ERR(0, 57, __pyx_L1_error)
           __pyx_t_11 = 0;
         }
       }
@@ -18409,7 +18419,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_defined(CYTHON_UNUSED PyObject *__py
   __pyx_t_1 = 0;
   goto __pyx_L0;
 
-  /* "hetccl/_kernels.pyx":52
+  /* "hetccl/_kernels.pyx":55
  * 
  * 
  * def defined():             # <<<<<<<<<<<<<<
@@ -18433,7 +18443,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_defined(CYTHON_UNUSED PyObject *__py
   return __pyx_r;
 }
 
-/* "hetccl/_kernels.pyx":57
+/* "hetccl/_kernels.pyx":60
  * 
  * 
  * def reduce(int op, int dtype, dst, list sources, int divisor=0, variant=None):             # <<<<<<<<<<<<<<
@@ -18486,72 +18496,72 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   {
     PyObject ** const __pyx_pyargnames[] = {&__pyx_mstate_global->__pyx_n_u_op,&__pyx_mstate_global->__pyx_n_u_dtype,&__pyx_mstate_global->__pyx_n_u_dst,&__pyx_mstate_global->__pyx_n_u_sources,&__pyx_mstate_global->__pyx_n_u_divisor,&__pyx_mstate_global->__pyx_n_u_variant,0};
     const Py_ssize_t __pyx_kwds_len = (__pyx_kwds) ? __Pyx_NumKwargs_FASTCALL(__pyx_kwds) : 0;
-    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 57, __pyx_L3_error)
+    if (unlikely(__pyx_kwds_len < 0)) __PYX_ERR(0, 60, __pyx_L3_error)
     if (__pyx_kwds_len > 0) {
       switch (__pyx_nargs) {
         case  6:
         values[5] = __Pyx_ArgRef_FASTCALL(__pyx_args, 5);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[5])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[5])) __PYX_ERR(0, 60, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  5:
         values[4] = __Pyx_ArgRef_FASTCALL(__pyx_args, 4);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[4])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[4])) __PYX_ERR(0, 60, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  4:
         values[3] = __Pyx_ArgRef_FASTCALL(__pyx_args, 3);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 60, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  3:
         values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 60, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  2:
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 60, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  1:
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 60, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  0: break;
         default: goto __pyx_L5_argtuple_error;
       }
       const Py_ssize_t kwd_pos_args = __pyx_nargs;
-      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "reduce", 0) < (0)) __PYX_ERR(0, 57, __pyx_L3_error)
+      if (__Pyx_ParseKeywords(__pyx_kwds, __pyx_kwvalues, __pyx_pyargnames, 0, values, kwd_pos_args, __pyx_kwds_len, "reduce", 0) < (0)) __PYX_ERR(0, 60, __pyx_L3_error)
       if (!values[5]) values[5] = __Pyx_NewRef(((PyObject *)Py_None));
       for (Py_ssize_t i = __pyx_nargs; i < 4; i++) {
-        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("reduce", 0, 4, 6, i); __PYX_ERR(0, 57, __pyx_L3_error) }
+        if (unlikely(!values[i])) { __Pyx_RaiseArgtupleInvalid("reduce", 0, 4, 6, i); __PYX_ERR(0, 60, __pyx_L3_error) }
       }
     } else {
       switch (__pyx_nargs) {
         case  6:
         values[5] = __Pyx_ArgRef_FASTCALL(__pyx_args, 5);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[5])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[5])) __PYX_ERR(0, 60, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  5:
         values[4] = __Pyx_ArgRef_FASTCALL(__pyx_args, 4);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[4])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[4])) __PYX_ERR(0, 60, __pyx_L3_error)
         CYTHON_FALLTHROUGH;
         case  4:
         values[3] = __Pyx_ArgRef_FASTCALL(__pyx_args, 3);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[3])) __PYX_ERR(0, 60, __pyx_L3_error)
         values[2] = __Pyx_ArgRef_FASTCALL(__pyx_args, 2);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[2])) __PYX_ERR(0, 60, __pyx_L3_error)
         values[1] = __Pyx_ArgRef_FASTCALL(__pyx_args, 1);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[1])) __PYX_ERR(0, 60, __pyx_L3_error)
         values[0] = __Pyx_ArgRef_FASTCALL(__pyx_args, 0);
-        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 57, __pyx_L3_error)
+        if (!CYTHON_ASSUME_SAFE_MACROS && unlikely(!values[0])) __PYX_ERR(0, 60, __pyx_L3_error)
         break;
         default: goto __pyx_L5_argtuple_error;
       }
       if (!values[5]) values[5] = __Pyx_NewRef(((PyObject *)Py_None));
     }
-    __pyx_v_op = __Pyx_PyLong_As_int(values[0]); if (unlikely((__pyx_v_op == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 57, __pyx_L3_error)
-    __pyx_v_dtype = __Pyx_PyLong_As_int(values[1]); if (unlikely((__pyx_v_dtype == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 57, __pyx_L3_error)
+    __pyx_v_op = __Pyx_PyLong_As_int(values[0]); if (unlikely((__pyx_v_op == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 60, __pyx_L3_error)
+    __pyx_v_dtype = __Pyx_PyLong_As_int(values[1]); if (unlikely((__pyx_v_dtype == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 60, __pyx_L3_error)
     __pyx_v_dst = values[2];
     __pyx_v_sources = ((PyObject*)values[3]);
     if (values[4]) {
-      __pyx_v_divisor = __Pyx_PyLong_As_int(values[4]); if (unlikely((__pyx_v_divisor == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 57, __pyx_L3_error)
+      __pyx_v_divisor = __Pyx_PyLong_As_int(values[4]); if (unlikely((__pyx_v_divisor == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 60, __pyx_L3_error)
     } else {
       __pyx_v_divisor = ((int)((int)0));
     }
@@ -18559,7 +18569,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   }
   goto __pyx_L6_skip;
   __pyx_L5_argtuple_error:;
-  __Pyx_RaiseArgtupleInvalid("reduce", 0, 4, 6, __pyx_nargs); __PYX_ERR(0, 57, __pyx_L3_error)
+  __Pyx_RaiseArgtupleInvalid("reduce", 0, 4, 6, __pyx_nargs); __PYX_ERR(0, 60, __pyx_L3_error)
   __pyx_L6_skip:;
   goto __pyx_L4_argument_unpacking_done;
   __pyx_L3_error:;
@@ -18570,7 +18580,7 @@ PyObject *__pyx_args, PyObject *__pyx_kwds
   __Pyx_RefNannyFinishContext();
   return NULL;
   __pyx_L4_argument_unpacking_done:;
-  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_sources), (&PyList_Type), 1, "sources", 1))) __PYX_ERR(0, 57, __pyx_L1_error)
+  if (unlikely(!__Pyx_ArgTypeTest(((PyObject *)__pyx_v_sources), (&PyList_Type), 1, "sources", 1))) __PYX_ERR(0, 60, __pyx_L1_error)
   __pyx_r = __pyx_pf_6hetccl_8_kernels_2reduce(__pyx_self, __pyx_v_op, __pyx_v_dtype, __pyx_v_dst, __pyx_v_sources, __pyx_v_divisor, __pyx_v_variant);
 
   /* function exit code */
@@ -18629,7 +18639,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
   int __pyx_clineno = 0;
   __Pyx_RefNannySetupContext("reduce", 0);
 
-  /* "hetccl/_kernels.pyx":68
+  /* "hetccl/_kernels.pyx":71
  *     Raises    : TypeError (op not defined for dtype), ValueError (number of sources, lengths, variant, not bytes)
  *     """
  *     cdef hetccl_reduce_fn fn = reduce_for(dtype, op)             # <<<<<<<<<<<<<<
@@ -18638,19 +18648,19 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
 */
   __pyx_v_fn = __pyx_f_6hetccl_8_kernels_reduce_for(__pyx_v_dtype, __pyx_v_op);
 
-  /* "hetccl/_kernels.pyx":69
+  /* "hetccl/_kernels.pyx":72
  *     """
  *     cdef hetccl_reduce_fn fn = reduce_for(dtype, op)
  *     cdef unsigned char[::1] out = dst             # <<<<<<<<<<<<<<
  *     cdef const unsigned char[::1] source
  *     cdef const void* pointers[MAX_SOURCES]
 */
-  __pyx_t_1 = __Pyx_PyObject_to_MemoryviewSlice_dc_unsigned_char(__pyx_v_dst, PyBUF_WRITABLE); if (unlikely(!__pyx_t_1.memview)) __PYX_ERR(0, 69, __pyx_L1_error)
+  __pyx_t_1 = __Pyx_PyObject_to_MemoryviewSlice_dc_unsigned_char(__pyx_v_dst, PyBUF_WRITABLE); if (unlikely(!__pyx_t_1.memview)) __PYX_ERR(0, 72, __pyx_L1_error)
   __pyx_v_out = __pyx_t_1;
   __pyx_t_1.memview = NULL;
   __pyx_t_1.data = NULL;
 
-  /* "hetccl/_kernels.pyx":72
+  /* "hetccl/_kernels.pyx":75
  *     cdef const unsigned char[::1] source
  *     cdef const void* pointers[MAX_SOURCES]
  *     cdef int i, nsources = len(sources)             # <<<<<<<<<<<<<<
@@ -18659,12 +18669,12 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
 */
   if (unlikely(__pyx_v_sources == Py_None)) {
     PyErr_SetString(PyExc_TypeError, "object of type \047NoneType\047 has no len()");
-    __PYX_ERR(0, 72, __pyx_L1_error)
+    __PYX_ERR(0, 75, __pyx_L1_error)
   }
-  __pyx_t_2 = __Pyx_PyList_GET_SIZE(__pyx_v_sources); if (unlikely(__pyx_t_2 == ((Py_ssize_t)-1))) __PYX_ERR(0, 72, __pyx_L1_error)
+  __pyx_t_2 = __Pyx_PyList_GET_SIZE(__pyx_v_sources); if (unlikely(__pyx_t_2 == ((Py_ssize_t)-1))) __PYX_ERR(0, 75, __pyx_L1_error)
   __pyx_v_nsources = __pyx_t_2;
 
-  /* "hetccl/_kernels.pyx":73
+  /* "hetccl/_kernels.pyx":76
  *     cdef const void* pointers[MAX_SOURCES]
  *     cdef int i, nsources = len(sources)
  *     if fn == NULL:             # <<<<<<<<<<<<<<
@@ -18676,7 +18686,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
   if (unlikely(__pyx_t_3)) {
 
 
-    /* "hetccl/_kernels.pyx":74
+    /* "hetccl/_kernels.pyx":77
  *     cdef int i, nsources = len(sources)
  *     if fn == NULL:
  *         raise TypeError(f"op {op} is not defined for dtype {dtype} (numbers of abi.h); defined() lists those that are")             # <<<<<<<<<<<<<<
@@ -18684,9 +18694,9 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
  *         if variant not in VARIANTS:
 */
     __pyx_t_5 = NULL;
-    __pyx_t_6 = __Pyx_PyUnicode_From_int(__pyx_v_op, 0, ' ', 'd'); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 74, __pyx_L1_error)
+    __pyx_t_6 = __Pyx_PyUnicode_From_int(__pyx_v_op, 0, ' ', 'd'); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 77, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_6);
-    __pyx_t_7 = __Pyx_PyUnicode_From_int(__pyx_v_dtype, 0, ' ', 'd'); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 74, __pyx_L1_error)
+    __pyx_t_7 = __Pyx_PyUnicode_From_int(__pyx_v_dtype, 0, ' ', 'd'); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 77, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_7);
     __pyx_t_8[0] = __pyx_mstate_global->__pyx_kp_u_op_2;
     __pyx_t_8[1] = __pyx_t_6;
@@ -18699,7 +18709,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
     #endif
     __pyx_t_9 = 0;
     __pyx_t_10 = __Pyx_PyUnicode_Join(__pyx_t_8, 5, __pyx_t_2, __pyx_t_9);
-    if (unlikely(!__pyx_t_10)) __PYX_ERR(0, 74, __pyx_L1_error)
+    if (unlikely(!__pyx_t_10)) __PYX_ERR(0, 77, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_10);
     __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
     __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
@@ -18709,14 +18719,14 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
       __pyx_t_4 = __Pyx_PyObject_FastCall((PyObject*)(((PyTypeObject*)PyExc_TypeError)), __pyx_callargs+__pyx_t_11, (2-__pyx_t_11) | (__pyx_t_11*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
       __Pyx_XDECREF(__pyx_t_5); __pyx_t_5 = 0;
       __Pyx_DECREF(__pyx_t_10); __pyx_t_10 = 0;
-      if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 74, __pyx_L1_error)
+      if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 77, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_4);
     }
     __Pyx_Raise(__pyx_t_4, 0, 0, 0);
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-    __PYX_ERR(0, 74, __pyx_L1_error)
+    __PYX_ERR(0, 77, __pyx_L1_error)
 
-    /* "hetccl/_kernels.pyx":73
+    /* "hetccl/_kernels.pyx":76
  *     cdef const void* pointers[MAX_SOURCES]
  *     cdef int i, nsources = len(sources)
  *     if fn == NULL:             # <<<<<<<<<<<<<<
@@ -18725,7 +18735,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
 */
   }
 
-  /* "hetccl/_kernels.pyx":75
+  /* "hetccl/_kernels.pyx":78
  *     if fn == NULL:
  *         raise TypeError(f"op {op} is not defined for dtype {dtype} (numbers of abi.h); defined() lists those that are")
  *     if variant is not None:             # <<<<<<<<<<<<<<
@@ -18736,33 +18746,33 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
   if (__pyx_t_3) {
 
 
-    /* "hetccl/_kernels.pyx":76
+    /* "hetccl/_kernels.pyx":79
  *         raise TypeError(f"op {op} is not defined for dtype {dtype} (numbers of abi.h); defined() lists those that are")
  *     if variant is not None:
  *         if variant not in VARIANTS:             # <<<<<<<<<<<<<<
  *             raise ValueError(f"variant: {variant!r} given, this processor runs {', '.join(VARIANTS)}")
- *         fn = hetccl_variant_table(VARIANTS[variant])[op][dtype]
+ *         fn = tables[<int> VARIANTS[variant]][op][dtype]
 */
-    __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_VARIANTS); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 76, __pyx_L1_error)
+    __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_VARIANTS); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 79, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_4);
-    __pyx_t_3 = (__Pyx_PySequence_ContainsTF(__pyx_v_variant, __pyx_t_4, Py_NE)); if (unlikely((__pyx_t_3 < 0))) __PYX_ERR(0, 76, __pyx_L1_error)
+    __pyx_t_3 = (__Pyx_PySequence_ContainsTF(__pyx_v_variant, __pyx_t_4, Py_NE)); if (unlikely((__pyx_t_3 < 0))) __PYX_ERR(0, 79, __pyx_L1_error)
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
     if (unlikely(__pyx_t_3)) {
 
 
-      /* "hetccl/_kernels.pyx":77
+      /* "hetccl/_kernels.pyx":80
  *     if variant is not None:
  *         if variant not in VARIANTS:
  *             raise ValueError(f"variant: {variant!r} given, this processor runs {', '.join(VARIANTS)}")             # <<<<<<<<<<<<<<
- *         fn = hetccl_variant_table(VARIANTS[variant])[op][dtype]
+ *         fn = tables[<int> VARIANTS[variant]][op][dtype]
  *     if not 1 <= nsources <= MAX_SOURCES:
 */
       __pyx_t_10 = NULL;
-      __pyx_t_5 = __Pyx_PyObject_FormatSimpleAndDecref(PyObject_Repr(__pyx_v_variant), __pyx_mstate_global->__pyx_empty_unicode); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 77, __pyx_L1_error)
+      __pyx_t_5 = __Pyx_PyObject_FormatSimpleAndDecref(PyObject_Repr(__pyx_v_variant), __pyx_mstate_global->__pyx_empty_unicode); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 80, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_5);
-      __Pyx_GetModuleGlobalName(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_VARIANTS); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 77, __pyx_L1_error)
+      __Pyx_GetModuleGlobalName(__pyx_t_7, __pyx_mstate_global->__pyx_n_u_VARIANTS); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 80, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_7);
-      __pyx_t_6 = PyUnicode_Join(__pyx_mstate_global->__pyx_kp_u__5, __pyx_t_7); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 77, __pyx_L1_error)
+      __pyx_t_6 = PyUnicode_Join(__pyx_mstate_global->__pyx_kp_u__5, __pyx_t_7); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 80, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_6);
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
       __pyx_t_12[0] = __pyx_mstate_global->__pyx_kp_u_variant_2;
@@ -18778,7 +18788,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
       __pyx_t_9 |= __Pyx_PyUnicode_KIND_04(__pyx_t_12[1]) | __Pyx_PyUnicode_KIND_04(__pyx_t_12[3]);
       #endif
       __pyx_t_7 = __Pyx_PyUnicode_Join(__pyx_t_12, 4, __pyx_t_2, __pyx_t_9);
-      if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 77, __pyx_L1_error)
+      if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 80, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_7);
       __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
       __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
@@ -18788,40 +18798,40 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
         __pyx_t_4 = __Pyx_PyObject_FastCall((PyObject*)(((PyTypeObject*)PyExc_ValueError)), __pyx_callargs+__pyx_t_11, (2-__pyx_t_11) | (__pyx_t_11*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
         __Pyx_XDECREF(__pyx_t_10); __pyx_t_10 = 0;
         __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
-        if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 77, __pyx_L1_error)
+        if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 80, __pyx_L1_error)
         __Pyx_GOTREF(__pyx_t_4);
       }
       __Pyx_Raise(__pyx_t_4, 0, 0, 0);
       __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-      __PYX_ERR(0, 77, __pyx_L1_error)
+      __PYX_ERR(0, 80, __pyx_L1_error)
 
-      /* "hetccl/_kernels.pyx":76
+      /* "hetccl/_kernels.pyx":79
  *         raise TypeError(f"op {op} is not defined for dtype {dtype} (numbers of abi.h); defined() lists those that are")
  *     if variant is not None:
  *         if variant not in VARIANTS:             # <<<<<<<<<<<<<<
  *             raise ValueError(f"variant: {variant!r} given, this processor runs {', '.join(VARIANTS)}")
- *         fn = hetccl_variant_table(VARIANTS[variant])[op][dtype]
+ *         fn = tables[<int> VARIANTS[variant]][op][dtype]
 */
     }
 
-    /* "hetccl/_kernels.pyx":78
+    /* "hetccl/_kernels.pyx":81
  *         if variant not in VARIANTS:
  *             raise ValueError(f"variant: {variant!r} given, this processor runs {', '.join(VARIANTS)}")
- *         fn = hetccl_variant_table(VARIANTS[variant])[op][dtype]             # <<<<<<<<<<<<<<
+ *         fn = tables[<int> VARIANTS[variant]][op][dtype]             # <<<<<<<<<<<<<<
  *     if not 1 <= nsources <= MAX_SOURCES:
  *         raise ValueError(f"sources: {nsources} given, 1 to {MAX_SOURCES} wanted")
 */
-    __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_VARIANTS); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 78, __pyx_L1_error)
+    __Pyx_GetModuleGlobalName(__pyx_t_4, __pyx_mstate_global->__pyx_n_u_VARIANTS); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 81, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_4);
-    __pyx_t_7 = __Pyx_PyObject_GetItem(__pyx_t_4, __pyx_v_variant); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 78, __pyx_L1_error)
+    __pyx_t_7 = __Pyx_PyObject_GetItem(__pyx_t_4, __pyx_v_variant); if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 81, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_7);
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-    __pyx_t_9 = __Pyx_PyLong_As_int(__pyx_t_7); if (unlikely((__pyx_t_9 == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 78, __pyx_L1_error)
+    __pyx_t_9 = __Pyx_PyLong_As_int(__pyx_t_7); if (unlikely((__pyx_t_9 == (int)-1) && PyErr_Occurred())) __PYX_ERR(0, 81, __pyx_L1_error)
     __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
-    __pyx_v_fn = ((hetccl_variant_table(__pyx_t_9)[__pyx_v_op])[__pyx_v_dtype]);
+    __pyx_v_fn = (((__pyx_v_6hetccl_8_kernels_tables[((int)__pyx_t_9)])[__pyx_v_op])[__pyx_v_dtype]);
 
 
-    /* "hetccl/_kernels.pyx":75
+    /* "hetccl/_kernels.pyx":78
  *     if fn == NULL:
  *         raise TypeError(f"op {op} is not defined for dtype {dtype} (numbers of abi.h); defined() lists those that are")
  *     if variant is not None:             # <<<<<<<<<<<<<<
@@ -18830,9 +18840,9 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
 */
   }
 
-  /* "hetccl/_kernels.pyx":79
+  /* "hetccl/_kernels.pyx":82
  *             raise ValueError(f"variant: {variant!r} given, this processor runs {', '.join(VARIANTS)}")
- *         fn = hetccl_variant_table(VARIANTS[variant])[op][dtype]
+ *         fn = tables[<int> VARIANTS[variant]][op][dtype]
  *     if not 1 <= nsources <= MAX_SOURCES:             # <<<<<<<<<<<<<<
  *         raise ValueError(f"sources: {nsources} given, 1 to {MAX_SOURCES} wanted")
  *     cdef size_t nbytes = out.shape[0]
@@ -18847,17 +18857,17 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
   if (unlikely(__pyx_t_13)) {
 
 
-    /* "hetccl/_kernels.pyx":80
- *         fn = hetccl_variant_table(VARIANTS[variant])[op][dtype]
+    /* "hetccl/_kernels.pyx":83
+ *         fn = tables[<int> VARIANTS[variant]][op][dtype]
  *     if not 1 <= nsources <= MAX_SOURCES:
  *         raise ValueError(f"sources: {nsources} given, 1 to {MAX_SOURCES} wanted")             # <<<<<<<<<<<<<<
  *     cdef size_t nbytes = out.shape[0]
  *     cdef size_t itemsize = hetccl_itemsize[dtype]
 */
     __pyx_t_4 = NULL;
-    __pyx_t_10 = __Pyx_PyUnicode_From_int(__pyx_v_nsources, 0, ' ', 'd'); if (unlikely(!__pyx_t_10)) __PYX_ERR(0, 80, __pyx_L1_error)
+    __pyx_t_10 = __Pyx_PyUnicode_From_int(__pyx_v_nsources, 0, ' ', 'd'); if (unlikely(!__pyx_t_10)) __PYX_ERR(0, 83, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_10);
-    __pyx_t_6 = __Pyx_PyUnicode_From___pyx_anon_enum(__pyx_e_6hetccl_8_kernels_MAX_SOURCES, 0, ' ', 'd'); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 80, __pyx_L1_error)
+    __pyx_t_6 = __Pyx_PyUnicode_From___pyx_anon_enum(__pyx_e_6hetccl_8_kernels_MAX_SOURCES, 0, ' ', 'd'); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 83, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_6);
     __pyx_t_8[0] = __pyx_mstate_global->__pyx_kp_u_sources_2;
     __pyx_t_8[1] = __pyx_t_10;
@@ -18870,7 +18880,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
     #endif
     __pyx_t_9 = 0;
     __pyx_t_5 = __Pyx_PyUnicode_Join(__pyx_t_8, 5, __pyx_t_2, __pyx_t_9);
-    if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 80, __pyx_L1_error)
+    if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 83, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_5);
     __Pyx_DECREF(__pyx_t_10); __pyx_t_10 = 0;
     __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
@@ -18880,23 +18890,23 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
       __pyx_t_7 = __Pyx_PyObject_FastCall((PyObject*)(((PyTypeObject*)PyExc_ValueError)), __pyx_callargs+__pyx_t_11, (2-__pyx_t_11) | (__pyx_t_11*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
       __Pyx_XDECREF(__pyx_t_4); __pyx_t_4 = 0;
       __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
-      if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 80, __pyx_L1_error)
+      if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 83, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_7);
     }
     __Pyx_Raise(__pyx_t_7, 0, 0, 0);
     __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
-    __PYX_ERR(0, 80, __pyx_L1_error)
+    __PYX_ERR(0, 83, __pyx_L1_error)
 
-    /* "hetccl/_kernels.pyx":79
+    /* "hetccl/_kernels.pyx":82
  *             raise ValueError(f"variant: {variant!r} given, this processor runs {', '.join(VARIANTS)}")
- *         fn = hetccl_variant_table(VARIANTS[variant])[op][dtype]
+ *         fn = tables[<int> VARIANTS[variant]][op][dtype]
  *     if not 1 <= nsources <= MAX_SOURCES:             # <<<<<<<<<<<<<<
  *         raise ValueError(f"sources: {nsources} given, 1 to {MAX_SOURCES} wanted")
  *     cdef size_t nbytes = out.shape[0]
 */
   }
 
-  /* "hetccl/_kernels.pyx":81
+  /* "hetccl/_kernels.pyx":84
  *     if not 1 <= nsources <= MAX_SOURCES:
  *         raise ValueError(f"sources: {nsources} given, 1 to {MAX_SOURCES} wanted")
  *     cdef size_t nbytes = out.shape[0]             # <<<<<<<<<<<<<<
@@ -18905,7 +18915,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
 */
   __pyx_v_nbytes = (__pyx_v_out.shape[0]);
 
-  /* "hetccl/_kernels.pyx":82
+  /* "hetccl/_kernels.pyx":85
  *         raise ValueError(f"sources: {nsources} given, 1 to {MAX_SOURCES} wanted")
  *     cdef size_t nbytes = out.shape[0]
  *     cdef size_t itemsize = hetccl_itemsize[dtype]             # <<<<<<<<<<<<<<
@@ -18914,7 +18924,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
 */
   __pyx_v_itemsize = (hetccl_itemsize[__pyx_v_dtype]);
 
-  /* "hetccl/_kernels.pyx":83
+  /* "hetccl/_kernels.pyx":86
  *     cdef size_t nbytes = out.shape[0]
  *     cdef size_t itemsize = hetccl_itemsize[dtype]
  *     if nbytes % itemsize:             # <<<<<<<<<<<<<<
@@ -18926,7 +18936,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
   if (unlikely(__pyx_t_13)) {
 
 
-    /* "hetccl/_kernels.pyx":84
+    /* "hetccl/_kernels.pyx":87
  *     cdef size_t itemsize = hetccl_itemsize[dtype]
  *     if nbytes % itemsize:
  *         raise ValueError(f"dst: {nbytes} bytes given, a multiple of {itemsize} wanted")             # <<<<<<<<<<<<<<
@@ -18934,9 +18944,9 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
  *         source = sources[i]
 */
     __pyx_t_5 = NULL;
-    __pyx_t_4 = __Pyx_PyUnicode_From_size_t(__pyx_v_nbytes, 0, ' ', 'd'); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 84, __pyx_L1_error)
+    __pyx_t_4 = __Pyx_PyUnicode_From_size_t(__pyx_v_nbytes, 0, ' ', 'd'); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 87, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_4);
-    __pyx_t_6 = __Pyx_PyUnicode_From_size_t(__pyx_v_itemsize, 0, ' ', 'd'); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 84, __pyx_L1_error)
+    __pyx_t_6 = __Pyx_PyUnicode_From_size_t(__pyx_v_itemsize, 0, ' ', 'd'); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 87, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_6);
     __pyx_t_8[0] = __pyx_mstate_global->__pyx_kp_u_dst_2;
     __pyx_t_8[1] = __pyx_t_4;
@@ -18949,7 +18959,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
     #endif
     __pyx_t_9 = 0;
     __pyx_t_10 = __Pyx_PyUnicode_Join(__pyx_t_8, 5, __pyx_t_2, __pyx_t_9);
-    if (unlikely(!__pyx_t_10)) __PYX_ERR(0, 84, __pyx_L1_error)
+    if (unlikely(!__pyx_t_10)) __PYX_ERR(0, 87, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_10);
     __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
     __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
@@ -18959,14 +18969,14 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
       __pyx_t_7 = __Pyx_PyObject_FastCall((PyObject*)(((PyTypeObject*)PyExc_ValueError)), __pyx_callargs+__pyx_t_11, (2-__pyx_t_11) | (__pyx_t_11*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
       __Pyx_XDECREF(__pyx_t_5); __pyx_t_5 = 0;
       __Pyx_DECREF(__pyx_t_10); __pyx_t_10 = 0;
-      if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 84, __pyx_L1_error)
+      if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 87, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_7);
     }
     __Pyx_Raise(__pyx_t_7, 0, 0, 0);
     __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
-    __PYX_ERR(0, 84, __pyx_L1_error)
+    __PYX_ERR(0, 87, __pyx_L1_error)
 
-    /* "hetccl/_kernels.pyx":83
+    /* "hetccl/_kernels.pyx":86
  *     cdef size_t nbytes = out.shape[0]
  *     cdef size_t itemsize = hetccl_itemsize[dtype]
  *     if nbytes % itemsize:             # <<<<<<<<<<<<<<
@@ -18975,7 +18985,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
 */
   }
 
-  /* "hetccl/_kernels.pyx":85
+  /* "hetccl/_kernels.pyx":88
  *     if nbytes % itemsize:
  *         raise ValueError(f"dst: {nbytes} bytes given, a multiple of {itemsize} wanted")
  *     for i in range(nsources):             # <<<<<<<<<<<<<<
@@ -18989,7 +18999,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
   for (__pyx_t_15 = 0; __pyx_t_15 < __pyx_t_14; __pyx_t_15+=1) {
     __pyx_v_i = __pyx_t_15;
 
-    /* "hetccl/_kernels.pyx":86
+    /* "hetccl/_kernels.pyx":89
  *         raise ValueError(f"dst: {nbytes} bytes given, a multiple of {itemsize} wanted")
  *     for i in range(nsources):
  *         source = sources[i]             # <<<<<<<<<<<<<<
@@ -18998,15 +19008,15 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
 */
     if (unlikely(__pyx_v_sources == Py_None)) {
       PyErr_SetString(PyExc_TypeError, "\047NoneType\047 object is not subscriptable");
-      __PYX_ERR(0, 86, __pyx_L1_error)
+      __PYX_ERR(0, 89, __pyx_L1_error)
     }
-    __pyx_t_16 = __Pyx_PyObject_to_MemoryviewSlice_dc_unsigned_char__const__(__Pyx_PyList_GET_ITEM(__pyx_v_sources, __pyx_v_i), 0); if (unlikely(!__pyx_t_16.memview)) __PYX_ERR(0, 86, __pyx_L1_error)
+    __pyx_t_16 = __Pyx_PyObject_to_MemoryviewSlice_dc_unsigned_char__const__(__Pyx_PyList_GET_ITEM(__pyx_v_sources, __pyx_v_i), 0); if (unlikely(!__pyx_t_16.memview)) __PYX_ERR(0, 89, __pyx_L1_error)
     __PYX_XCLEAR_MEMVIEW(&__pyx_v_source, 1);
     __pyx_v_source = __pyx_t_16;
     __pyx_t_16.memview = NULL;
     __pyx_t_16.data = NULL;
 
-    /* "hetccl/_kernels.pyx":87
+    /* "hetccl/_kernels.pyx":90
  *     for i in range(nsources):
  *         source = sources[i]
  *         if <size_t> source.shape[0] != nbytes:             # <<<<<<<<<<<<<<
@@ -19018,7 +19028,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
     if (unlikely(__pyx_t_13)) {
 
 
-      /* "hetccl/_kernels.pyx":88
+      /* "hetccl/_kernels.pyx":91
  *         source = sources[i]
  *         if <size_t> source.shape[0] != nbytes:
  *             raise ValueError(f"sources[{i}]: {source.shape[0]} bytes given, dst has {nbytes}")             # <<<<<<<<<<<<<<
@@ -19026,11 +19036,11 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
  *     with nogil:
 */
       __pyx_t_10 = NULL;
-      __pyx_t_5 = __Pyx_PyUnicode_From_int(__pyx_v_i, 0, ' ', 'd'); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 88, __pyx_L1_error)
+      __pyx_t_5 = __Pyx_PyUnicode_From_int(__pyx_v_i, 0, ' ', 'd'); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 91, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_5);
-      __pyx_t_6 = __Pyx_PyUnicode_From_Py_ssize_t((__pyx_v_source.shape[0]), 0, ' ', 'd'); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 88, __pyx_L1_error)
+      __pyx_t_6 = __Pyx_PyUnicode_From_Py_ssize_t((__pyx_v_source.shape[0]), 0, ' ', 'd'); if (unlikely(!__pyx_t_6)) __PYX_ERR(0, 91, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_6);
-      __pyx_t_4 = __Pyx_PyUnicode_From_size_t(__pyx_v_nbytes, 0, ' ', 'd'); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 88, __pyx_L1_error)
+      __pyx_t_4 = __Pyx_PyUnicode_From_size_t(__pyx_v_nbytes, 0, ' ', 'd'); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 91, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_4);
       __pyx_t_17[0] = __pyx_mstate_global->__pyx_kp_u_sources_3;
       __pyx_t_17[1] = __pyx_t_5;
@@ -19044,7 +19054,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
       #endif
       __pyx_t_18 = 0;
       __pyx_t_19 = __Pyx_PyUnicode_Join(__pyx_t_17, 6, __pyx_t_2, __pyx_t_18);
-      if (unlikely(!__pyx_t_19)) __PYX_ERR(0, 88, __pyx_L1_error)
+      if (unlikely(!__pyx_t_19)) __PYX_ERR(0, 91, __pyx_L1_error)
       __Pyx_GOTREF(__pyx_t_19);
       __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
       __Pyx_DECREF(__pyx_t_6); __pyx_t_6 = 0;
@@ -19055,14 +19065,14 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
         __pyx_t_7 = __Pyx_PyObject_FastCall((PyObject*)(((PyTypeObject*)PyExc_ValueError)), __pyx_callargs+__pyx_t_11, (2-__pyx_t_11) | (__pyx_t_11*__Pyx_PY_VECTORCALL_ARGUMENTS_OFFSET));
         __Pyx_XDECREF(__pyx_t_10); __pyx_t_10 = 0;
         __Pyx_DECREF(__pyx_t_19); __pyx_t_19 = 0;
-        if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 88, __pyx_L1_error)
+        if (unlikely(!__pyx_t_7)) __PYX_ERR(0, 91, __pyx_L1_error)
         __Pyx_GOTREF(__pyx_t_7);
       }
       __Pyx_Raise(__pyx_t_7, 0, 0, 0);
       __Pyx_DECREF(__pyx_t_7); __pyx_t_7 = 0;
-      __PYX_ERR(0, 88, __pyx_L1_error)
+      __PYX_ERR(0, 91, __pyx_L1_error)
 
-      /* "hetccl/_kernels.pyx":87
+      /* "hetccl/_kernels.pyx":90
  *     for i in range(nsources):
  *         source = sources[i]
  *         if <size_t> source.shape[0] != nbytes:             # <<<<<<<<<<<<<<
@@ -19071,7 +19081,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
 */
     }
 
-    /* "hetccl/_kernels.pyx":89
+    /* "hetccl/_kernels.pyx":92
  *         if <size_t> source.shape[0] != nbytes:
  *             raise ValueError(f"sources[{i}]: {source.shape[0]} bytes given, dst has {nbytes}")
  *         pointers[i] = <const void*> &source[0]             # <<<<<<<<<<<<<<
@@ -19083,7 +19093,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
   }
 
 
-  /* "hetccl/_kernels.pyx":90
+  /* "hetccl/_kernels.pyx":93
  *             raise ValueError(f"sources[{i}]: {source.shape[0]} bytes given, dst has {nbytes}")
  *         pointers[i] = <const void*> &source[0]
  *     with nogil:             # <<<<<<<<<<<<<<
@@ -19095,7 +19105,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
       __Pyx_FastGIL_Remember();
       /*try:*/ {
 
-        /* "hetccl/_kernels.pyx":91
+        /* "hetccl/_kernels.pyx":94
  *         pointers[i] = <const void*> &source[0]
  *     with nogil:
  *         fn(<void*> &out[0], pointers, nsources, nbytes // itemsize, divisor)             # <<<<<<<<<<<<<<
@@ -19104,7 +19114,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
         __pyx_v_fn(((void *)(&(*((unsigned char *) ( /* dim=0 */ ((char *) (((unsigned char *) __pyx_v_out.data) + __pyx_t_20)) ))))), __pyx_v_pointers, __pyx_v_nsources, (__pyx_v_nbytes / __pyx_v_itemsize), __pyx_v_divisor);
       }
 
-      /* "hetccl/_kernels.pyx":90
+      /* "hetccl/_kernels.pyx":93
  *             raise ValueError(f"sources[{i}]: {source.shape[0]} bytes given, dst has {nbytes}")
  *         pointers[i] = <const void*> &source[0]
  *     with nogil:             # <<<<<<<<<<<<<<
@@ -19120,7 +19130,7 @@ static PyObject *__pyx_pf_6hetccl_8_kernels_2reduce(CYTHON_UNUSED PyObject *__py
       }
   }
 
-  /* "hetccl/_kernels.pyx":57
+  /* "hetccl/_kernels.pyx":60
  * 
  * 
  * def reduce(int op, int dtype, dst, list sources, int divisor=0, variant=None):             # <<<<<<<<<<<<<<
@@ -21331,65 +21341,65 @@ __Pyx_RefNannySetupContext("PyInit__kernels", 0);
   if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_pyx_unpickle_Enum, __pyx_t_4) < (0)) __PYX_ERR(1, 4, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
 
-  /* "hetccl/_kernels.pyx":23
- *     MAX_SOURCES = 1024  # of reduce() below; the C functions have no limit
- * 
+  /* "hetccl/_kernels.pyx":26
+ * # of microseconds in a virtual machine.
+ * cdef const hetccl_reduce_row* tables[HETCCL_NVARIANTS]
  * cdef const hetccl_reduce_row* table = NULL             # <<<<<<<<<<<<<<
  * 
  * 
 */
   __pyx_v_6hetccl_8_kernels_table = NULL;
 
-  /* "hetccl/_kernels.pyx":39
+  /* "hetccl/_kernels.pyx":42
  * 
- * # Compiled variants that run here, worst first; the last one is in use.
+ * 
  * VARIANTS = choose()             # <<<<<<<<<<<<<<
  * 
  * 
 */
-  __pyx_t_4 = __pyx_f_6hetccl_8_kernels_choose(); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 39, __pyx_L1_error)
+  __pyx_t_4 = __pyx_f_6hetccl_8_kernels_choose(); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 42, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_VARIANTS, __pyx_t_4) < (0)) __PYX_ERR(0, 39, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_VARIANTS, __pyx_t_4) < (0)) __PYX_ERR(0, 42, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
 
-  /* "hetccl/_kernels.pyx":52
+  /* "hetccl/_kernels.pyx":55
  * 
  * 
  * def defined():             # <<<<<<<<<<<<<<
  *     """The (op, dtype) pairs, in the numbers of abi.h, that have a host reduction."""
  *     return [(op, dtype) for op in range(HETCCL_NOPS) for dtype in range(HETCCL_NDTYPES) if supported(op, dtype)]
 */
-  __pyx_t_4 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_8_kernels_1defined, 0, __pyx_mstate_global->__pyx_n_u_defined, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__kernels, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[0])); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 52, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_8_kernels_1defined, 0, __pyx_mstate_global->__pyx_n_u_defined, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__kernels, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[0])); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 55, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_4);
   #endif
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_defined, __pyx_t_4) < (0)) __PYX_ERR(0, 52, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_defined, __pyx_t_4) < (0)) __PYX_ERR(0, 55, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
 
-  /* "hetccl/_kernels.pyx":57
+  /* "hetccl/_kernels.pyx":60
  * 
  * 
  * def reduce(int op, int dtype, dst, list sources, int divisor=0, variant=None):             # <<<<<<<<<<<<<<
  *     """Run one host reduction, dst = sources[0] op sources[1] op ...: an entry for tests and the benchmark.
  * 
 */
-  __pyx_t_4 = __Pyx_PyLong_From_int(((int)0)); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 57, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_PyLong_From_int(((int)0)); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 60, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
   {
     PyObject* __pyx_temp[2] = {__pyx_t_4, Py_None};
-    __pyx_t_5 = __Pyx_PyTuple_FromArray(__pyx_temp, 2); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 57, __pyx_L1_error)
+    __pyx_t_5 = __Pyx_PyTuple_FromArray(__pyx_temp, 2); if (unlikely(!__pyx_t_5)) __PYX_ERR(0, 60, __pyx_L1_error)
     __Pyx_GOTREF(__pyx_t_5);
   }
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
-  __pyx_t_4 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_8_kernels_3reduce, 0, __pyx_mstate_global->__pyx_n_u_reduce_2, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__kernels, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[1])); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 57, __pyx_L1_error)
+  __pyx_t_4 = __Pyx_CyFunction_New(&__pyx_mdef_6hetccl_8_kernels_3reduce, 0, __pyx_mstate_global->__pyx_n_u_reduce_2, NULL, __pyx_mstate_global->__pyx_n_u_hetccl__kernels, __pyx_mstate_global->__pyx_d, ((PyObject *)__pyx_mstate_global->__pyx_codeobj_tab[1])); if (unlikely(!__pyx_t_4)) __PYX_ERR(0, 60, __pyx_L1_error)
   __Pyx_GOTREF(__pyx_t_4);
   #if CYTHON_COMPILING_IN_CPYTHON && PY_VERSION_HEX >= 0x030E0000
   PyUnstable_Object_EnableDeferredRefcount(__pyx_t_4);
   #endif
   __Pyx_CyFunction_SetDefaultsTuple(__pyx_t_4, __pyx_t_5);
   __Pyx_DECREF(__pyx_t_5); __pyx_t_5 = 0;
-  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_reduce_2, __pyx_t_4) < (0)) __PYX_ERR(0, 57, __pyx_L1_error)
+  if (PyDict_SetItem(__pyx_mstate_global->__pyx_d, __pyx_mstate_global->__pyx_n_u_reduce_2, __pyx_t_4) < (0)) __PYX_ERR(0, 60, __pyx_L1_error)
   __Pyx_DECREF(__pyx_t_4); __pyx_t_4 = 0;
 
   /* "hetccl/_kernels.pyx":1
@@ -21567,13 +21577,13 @@ static int __Pyx_InitConstants(__pyx_mstatetype *__pyx_mstate) {
   CYTHON_UNUSED_VAR(__pyx_mstate);
   {
     const struct { const unsigned int length: 8; } str_length_index[] = {{51},{6},{28},{22},{13},{28},{26},{8},{7},{2},{1},{2},{15},{23},{25},{32},{20},{22},{1},{1},{37},{45},{22},{179},{3},{8},{32},{15},{7},{5},{6},{2},{9},{50},{3},{9},{8},{30},{37},{9},{5},{8},{8},{8},{15},{20},{12},{9},{17},{8},{8},{12},{10},{8},{10},{8},{7},{12},{14},{11},{10},{19},{14},{12},{10},{17},{13},{12},{12},{19},{8},{13},{3},{15},{18},{4},{1},{18},{5},{7},{7},{3},{5},{15},{6},{9},{5},{5},{2},{6},{7},{15},{1},{2},{5},{5},{8},{7},{4},{4},{6},{4},{8},{3},{2},{3},{4},{8},{3},{6},{8},{10},{5},{4},{6},{7},{5},{4},{4},{6},{6},{6},{6},{7},{1}};
-    const struct { const unsigned int length: 9; } bytes_length_index[] = {{1},{89},{47},{323}};
+    const struct { const unsigned int length: 9; } bytes_length_index[] = {{1},{89},{47},{324}};
     #ifndef CYTHON_COMPRESS_STRINGS
       #define CYTHON_COMPRESS_STRINGS 90
     #endif
-    #if (CYTHON_COMPRESS_STRINGS) == 1 /* compression: zlib (1230 bytes) */
-static const char cstring[] = "x\332}TKo\0337\020\266\000\271Q\363(\352\006m\020\244h\251\026\256\354\300\221\2536h\035\047H 86\352\002M\354\370\201$F\261\240\226#\211\366\212\\\221\\[\312)G\035\367\270\307=\352\250\243\216:\366\270G\035\373\023\362\023:\\\355\312NQT\200\270Cr\236\337|\034\262\"\202N\003\224&\262Ih\203W\333\253\217\t\203&\027\300VV\211\307\265\321\304\264\245\006\\\251!T\001\301\317\217=\322\350\033\320\244\305\317A\254\021J:\201g\270\357\201\365\363\361\035\323\206\264\251&\371\276F\214\234oL\233k\342+\351\202\326R\021\025\010T\304#!M\236\006i\342\0053}\037\010\221\215Sp\315SrA\205\001\266F\252\233\344\311\037\320\221\252\177\314\341\302\306~\342Jax+\220\201&T0\302\270\262\026\377>\346\"\277\320Fq\206Q.\225\t\306\373\277\373\217\317\346\232O\237mQa\363\246Z\363\226\260U*\240\354\201\024^\237t\322$\3171\311]qN=\316HG2X#\320\363\321\026]U\334\212\215[\301b\215\242\242\262FZ\350*W\326m\212\345sAh\017\301y!M\326\216\255>\366FX\300\030x\034\373H\r`4\233\037zUVI\220\275\355\275\007\0177\036\246\331*\260\000j\242\203\206\353a\242\2206\276\021p\354\036\246\214 \353*\331m\222\276\014\210\000\314\013\253\360Q\357\252\201i\203 \032\214\025H%\255\231\032.\205\203\346\\\264*\031L\330`k\275C=\r\325?7\te\314AU\260\301\330\272\233f\276\336\006\343\272\336\272s\006J\200\247\253~\277\347J\317\263\346R\350*m\270\214k\332\360\000Y\264I@X\261\345r=\223\230\220\226%\024\271G\034G\001\013\\p\034\302\2024\262\220\342\001\002q\316\251\207\267.\027\3348\216\364\211\226\201B\276m\346\302I\220:\263&\324\363\244\213\030\"\317\025\355\023F\r\255\376\307\355\254\035\026\317\031\023t\365\234*\216\234\334$\365\203\255\335\335m\317\343\276\346\372\000\272\001\010\027\216\353\257v\353/\016\017,I\253\227|u\234\275~\017\377\317\261Y\316\013\350\231W\320t\234\014P,\004\223\266\220_\n-0\334@\307\0360k\203\277f \\\373\305+\235[\361\216\217,\262R\207r\221~%\013\274\364N\320\316\354k\303;\016\342\355\270\324\347s\271\r\356\231\016:\263]\346\321\212\226\0323)\020>w\317\320\333\266\310\365\316\215\205\310\372\350\006\324""\313C\344\375\230K\263\236_9\200\236\335 \225\346i\351+e\314\345K;\034+\266.\256\035W*\031 g\001)\222\367\305i\004\315&\276\001\335\027.\227\325\271\212nP\rH3\024\035\304\003\337\227\013\r\352\236\2712\020&\2332\014y\202\023\010i\226\216\232t\261qf\023\007\233\210\317\025\260\340\364\211\201RR5=\332\322M\201\017\266CM\366lgt\256\346t\346\234\341x\200\236m\232\236-\357\000G\201\235\003\366\375\333\252E:,q\210tD\306G\014)}\314\334\307\024}\311q\322)\355K\177\206\231\202\026\316d<\001\2231?%\243u\234\233\247+\"\247\020>\360\265\221\370W\201k\260q\3501\360\221\325\200c%\000\235\261\266\3672\353\261\363\313\254\000g#\257\300\311\016\262\2065\005Y\301\204\326p\024\231\325\005\\\256ns\035\251\026t\340[\n\002{_\370\273xc\360\323\3400\274\023\025\243\235x9\356\016o\215\016\307w\047\313\223n\362\333\353\344\365Ir\302\022\006\t\360\204\237&\013\265\321\267\223\302\207\257\026\026I\364n\2704\254\214\226\246\305\357\342\362\207O\026\026\277\216~\216h\324\235\026\257\275\327\203\357\007\373\323\322g\003\036v\243\305h?\371\346\361\2706\256\333\253\336\340\"\244\323\322\215\301F\370kT\236\336\374\"\274\037\325\243\223a!Y}\371W7\331;L\016\337$o\336&oO\246\245[\311\255r\274\024\257\014\313\303G\243\372\350`\\\030/Y\037\0063>\010oFu\033\3424*D\367\342z\262\234\205\270\033\335\306B\312qmZ\274\027=C\323\2325\271\0304\302B\256~\047.$\345\347\223\372d\177Z,\r\026\007Ga9\254MKK\010B!Z\262\311=\nw\242\037\342B|;\336\212\273y\222o\021\234\305\341\376\2609\332\031\227\223\307\230\351Qrt<-}\036\026\302/C\021\327\343\343amX\237~z}Z\272>(c\205\265p\013\001(F\277\307\247\243k#=\276?\251\377\003N\306\004Z";
-    PyObject *data = __Pyx_DecompressString(cstring, 1230, 1);
+    #if (CYTHON_COMPRESS_STRINGS) == 1 /* compression: zlib (1231 bytes) */
+static const char cstring[] = "x\332}TKo\0337\020\266\000\271Q\363(\352\006m\020\244h\251\026\251\354\300Q\2526h\023\047H 81\352\002M\354\370\201$F\261\240\226#\211\366\212\\\361aK9\345\250\343\036\367\270G\035u\364\321\307\036\367\250c\177B~B\207\253]\331)\212\n\020wH\316\343\233\231\217C\226\205\355\265@i\"\333\204\266x\275\273\362\2100hs\001ly\205\004\\\033MLWj\300\225\032B\025\020\374\3748 \255\241\001M:\374\030\304*\241\244g\003\303\303\000\234\237\217\357\2306\244K5)\366\rb\344|c\272\\\223PI\037\264\226\212(+P\021\217\2044\005\014\322\306\013f\206!\020\"[\207\340\233\047\344\204\n\003l\225\324\327\310\343?\240\047\325p\237\303\211\213\375\330\227\302\360\216\225V\023*\030a\\9\213\177\037sQ\\h\2438\303(\347\312\004\343\375\337\375\307gs\315\047O\327\251p\270\251\326\274#\\\226\n(\273+E0$\275\014\3441\202\334\024\3074\340\214\364$\203U\002\203\020m\321U\315\257\271\2705L\326(*j\253\244\203\256\ne\335\245\230>\027\204\016\2608/\244\311\333\261>\304\336\010W0\006\001\307>R\003\030\315\341C\257\312)\t\262\365|\353\356\375\007\3673\264\n\\\0015\321\266\345\007\010\024\262\306\267,\307\356!d,\262\256\223\3156\031JK\004 .\314\"D\275\213\006\246\013\202h0N \265,gj\270\024\036\232s\321\251\345e\302\006;\353\r\032h\250\377\271F(c\036\252\202\013\306\356\371\031\362{]0\276\037\334\363\216@\t\010t=\034\016|\031\004\316\\\n]\247-\237qM[\001 \213\326\010\010\047v|\256g\022\023\322\261\204\"\367\210\347)`\326\007\317#\314f\221\205\024w\261\020\307\234\006x\353s\301\215\347\311\220hi\025\362m\255\020\016l\346\314\231\320 \220>\326\020y\256\350\2200jh\375?ng\355p\365\2341A\327\217\251\342\310\3115\322\334Y\337\334|\036\004<\324\\\357@\337\202\360a\277\371j\263\371bw\307\221\264~\316W\317\333\032\016\360\377\014\233\345\275\200\201y\005m\317\313\013\212\211 hW\362s\241\003\206\033\350\271\003\346l\360\327\266\302w_\274\322\205\025\357\205\310\"\047\365(\027\331W2\033dw\202\366f_\027\336\363\260\336\236OC>\227\273\340\037i\333\233\355r\217Nt\324\230IV\204\334?Bo\317E\241wl\\\211\234\217\276\245A\021\242\350""\307\\\232\365\374\302\001\014\334\006\2514\207\245/\2441\227\317\355p\254\270\274\270\366|\251\244E\316\002R\244\350\213\327\262\3556\276\001=\024>\227\365\271\212nQ\rH3\024=\254\007\276/\037Z\324?\362\245\025&\2372\014y\202\023\010i\226\215\232lqqf\023\007\233\210\317\0250\341\354\211\201RR\265\003\332\321m\201\017\266GM\376lgt\256\027t\346\234\341x\200\201k\232\236-\357\000G\201\233\003\356\375\273\254E6,q\210\364D\316G\014)CD\036\"\304Pr\234tJ\2072\234\325LA\007g2\236\200\311\231\237\221\3219.\314\263\025+\247\260|\020j#\361\257\254o\260q\350\321\206\310j\300\261bA\347\254\035\274\314{\354\3752K\300{Pd\340\345\007y\303\332\202,#\240U\034Efe\001\227\213\333BG\252\005mCGA`\357K\177\227\257\214~\032\355F7\342r\274\221\334N\372\343k\223\335\323\233g\267\317\372\351o\257\323\327\007\351\001K\031\244\300S~\230.4&\337\236\225>|\265\260H\342w\343\245qm\2624-\177\227T?|\262\260\370u\374sL\343\376\264|\351\275\036}?\332\236V>\033\361\250\037/\306\333\3517\217N\033\247Mw5\030\235DtZ\2712z\020\375\032W\247W\277\210\356\304\315\370`\\JW^\376\325O\267v\323\3357\351\233\267\351\333\203i\345\332h?jD\033\361rRM\036\216\233\343\235I\311\305\273\364\336 \344\235\350j\334t1\016\343R|+i\246\267\363\0307\343\353\230I5iL\313\267\342\247\343\352\270\341LNF\255\250T\250\337HJi\365\331Y\363l{Z\256\214\026G{Q5jL+KX\205R\274\344\320=\304\260?$\245\344z\262\236\364\013\224o\261:\213\343\355q{\262qZM\037!\324\275to\177Z\371<*E_F\"i&\373\343\306\2709\375\364\362\264ryT\305\024\033\321:V\240\034\377\236\034N.M\364\351\235\263\346?v\376\004\350";
+    PyObject *data = __Pyx_DecompressString(cstring, 1231, 1);
     #define __Pyx_DecompressString_LZSS_UNUSED
     if (unlikely(!data)) __PYX_ERR(0, 1, __pyx_L1_error)
     const char* const bytes = __Pyx_PyBytes_AsString(data);
@@ -21581,16 +21591,16 @@ static const char cstring[] = "x\332}TKo\0337\020\266\000\271Q\363(\352\006m\020
     if (likely(bytes)); else { Py_DECREF(data); __PYX_ERR(0, 1, __pyx_L1_error) }
     #endif
     #elif (CYTHON_COMPRESS_STRINGS) > 0 && (CYTHON_COMPRESS_STRINGS) <= 90 /* compression: lzss (1603 bytes) */
-static const char cstring[] = "\377 (number\377s of abi\377.h); def\377ined() l\377ists tho\373se\003\000at ar\373e \004\0000x by\377tes give\377n, a mul\237tipleD\001\016\013d\177st has $\005\3571 to\004\006thi\377s proces\177sor run&\000n\020\000not\177\005 f\026\000\377dtype  o\377bject> w\377anted, .\377: <Memor\337yView\300\001<c\377ontiguou\377s and di\331r.\001\007\rin\021\005st_rided\"\010 \206\000\346\004\031><(\tA\006>?C\373an\264\001assig\375n\342\001read-o_nly m\240\002v\242\000\377Invalid \377mode, ex\271p\316\000|\000\047c\047t\001\047\376\352\000tran\047, \271g\200 %\005sha\374\000i\357n ax\255 Not\266\210DCy\231@n \301 dweli\305@atek\000\336\320\001cter\260An \177PEP-484\212\"\373re\275!s sub\353cl\246\000e\364Bbui\370\273@\260\000\342 s. If\177 you ne\224 \362\251@p\316\000%\tthen\357 set\225`e \047~\357\002ation_\241@\217ing\047\355$\227`\346AF\377alse.]: \257add_\324@ei\001d\373/c\265\002/hetc\377cl/_kern\377els.pyxc\347oll\342@N\000s.a\377bcdisabl\275e\303`: en\007\001gwcis\004\003dno\251\204\001\375a\371` __red\377uce__ du\275e\340anon-\332@v\367ial\033\000cini\377t__op sokur\355`:\001\005[uR\002\276\223\204\001alloc\301  \377array da\207ta.\013\020\211C\333a\270cs\377.variant\377: ASCIIE\377llipsisS\377equenceV\177ARIANTS\241\204\001}.\246\204\007__Pyx\001\000\377Dict_Nex?tRef__\312$\306\000\333__\237B__\001\005ge_titem\r\001d0\001\236\027\000func\035\001\030\000s\371t\373@)\001impor~\351\000__main;\001v\352`ulM\002nam\002\003\363ewT\001\355 _cap\375i\003\006hecksu``\000\026\001K\004!\001\374\205\001__+\001\277unpickK\000E\315n \005vt\237A\244\001qu\003al[\005\210E\221F\356C\313\001\244D\023ex\330\001\310`_\217\005\324`\276\006\334\003\006.\007tes\324\001is\377_corouti\363ne\240`\256E_buf\377ferasync\367io.\032\006sbas\275e\344`ine_\215 t\377raceback\337count\346\210\004di\377visordst\304\346\207\002\353\207\002_e\000\354\207\003\302@od\337eenum\\\000te\377errorfla\377gsfnform\323at\260\206\004\311\204\003.\307\204\005ii\277dindex\261As~\000\002izemem\204\207\001\364\374""\206\001\211An\304\211\002ndim}n\222\204\004objop\332\000\375p\240\000pointe\337rspop\331\204\003re\027gis\016\001e\266\001\366\204\001\227\207\002asV\0007\005\331\204\002\212`rt&\000\357psto\001\000ruc\371t\266@\362\000updat\177evalues\257\204\004\273xO\324Ct_6\212\206\003_\3458\211\206\005_\n\004\325\205\004fn m(\216\000, \223\000)\000\230\000\374\003\t\034\005or\000sup\376\377aed\200\001\340\004\013\377\2102\210T\220\027\230\004\377\230F\240%\240q\250\r\377\260T\270\031\300%\300q\377\320HX\320X[\320[\377d\320de\320ei\320\377ij\320\0001\260\037\300\377\001\360\026\000\005 \230z\377\250\021\250\047\260\021\330\004\377\"\240!\360\006\000\005\034\377\2303\230a\230q\330\004\377\007\200s\210#\210Q\330\377\010\016\210i\220q\230\005\377\230Q\320\036;\2701\270\375A\027\001x\210w\220a\330\377\010\013\2108\2207\230!\377\330\014\022\220*\230A\230\377[\250\001\320)O\310q\377\320PT\320TY\320Y\377Z\320Z[\330\010\r\320\377\r!\240\021\240(\250!\377\2509\260A\260S\270\001\335\270l\000\007\200t\257\000S\220\367\014\230A_\001j\230\001\230\337\033\240A\320%\\\004\031\230\375\023\306\000!\2401\330\004\033\363\230?8\000\006\000\007\200w\210\367b\220\001\047\005\027\240\001\320\377!D\300A\300Q\330\004\377\010\210\005\210U\220!\220\3571\330\010\021\202 \001\230\021\376\231\0019\220F\230&\240\001\277\240\023\240C\240q\235\005Z\376\232 \005\250Q\250f\260F\357\270!\320;\247\000U\320U\377V\330\010\020\220\001\220\025\377\220n\240A\240V\2501\377\250A\330\t\n\330\010\n\273\210!\337\0001\220C\376\000\004\377\230J\240j\260\007\260s\017\270*\300A";
-    PyObject *data = __Pyx_DecompressString_LZSS(cstring, 1603, 2002);
+static const char cstring[] = "\377 (number\377s of abi\377.h); def\377ined() l\377ists tho\373se\003\000at ar\373e \004\0000x by\377tes give\377n, a mul\237tipleD\001\016\013d\177st has $\005\3571 to\004\006thi\377s proces\177sor run&\000n\020\000not\177\005 f\026\000\377dtype  o\377bject> w\377anted, .\377: <Memor\337yView\300\001<c\377ontiguou\377s and di\331r.\001\007\rin\021\005st_rided\"\010 \206\000\346\004\031><(\tA\006>?C\373an\264\001assig\375n\342\001read-o_nly m\240\002v\242\000\377Invalid \377mode, ex\271p\316\000|\000\047c\047t\001\047\376\352\000tran\047, \271g\200 %\005sha\374\000i\357n ax\255 Not\266\210DCy\231@n \301 dweli\305@atek\000\336\320\001cter\260An \177PEP-484\212\"\373re\275!s sub\353cl\246\000e\364Bbui\370\273@\260\000\342 s. If\177 you ne\224 \362\251@p\316\000%\tthen\357 set\225`e \047~\357\002ation_\241@\217ing\047\355$\227`\346AF\377alse.]: \257add_\324@ei\001d\373/c\265\002/hetc\377cl/_kern\377els.pyxc\347oll\342@N\000s.a\377bcdisabl\275e\303`: en\007\001gwcis\004\003dno\251\204\001\375a\371` __red\377uce__ du\275e\340anon-\332@v\367ial\033\000cini\377t__op sokur\355`:\001\005[uR\002\276\223\204\001alloc\301  \377array da\207ta.\013\020\211C\333a\270cs\377.variant\377: ASCIIE\377llipsisS\377equenceV\177ARIANTS\241\204\001}.\246\204\007__Pyx\001\000\377Dict_Nex?tRef__\312$\306\000\333__\237B__\001\005ge_titem\r\001d0\001\236\027\000func\035\001\030\000s\371t\373@)\001impor~\351\000__main;\001v\352`ulM\002nam\002\003\363ewT\001\355 _cap\375i\003\006hecksu``\000\026\001K\004!\001\374\205\001__+\001\277unpickK\000E\315n \005vt\237A\244\001qu\003al[\005\210E\221F\356C\313\001\244D\023ex\330\001\310`_\217\005\324`\276\006\334\003\006.\007tes\324\001is\377_corouti\363ne\240`\256E_buf\377ferasync\367io.\032\006sbas\275e\344`ine_\215 t\377raceback\337count\346\210\004di\377visordst\304\346\207\002\353\207\002_e\000\354\207\003\302@od\337eenum\\\000te\377errorfla\377gsfnform\323at\260\206\004\311\204\003.\307\204\005ii\277dindex\261As~\000\002izemem\204\207\001\364\374""\206\001\211An\304\211\002ndim}n\222\204\004objop\332\000\375p\240\000pointe\337rspop\331\204\003re\027gis\016\001e\266\001\366\204\001\227\207\002asV\0007\005\331\204\002\212`rt&\000\357psto\001\000ruc\371t\266@\362\000updat\177evalues\257\204\004\273xO\324Ct_6\212\206\003_\3458\211\206\005_\n\004\325\205\004fn m(\216\000, \223\000)\000\230\000\374\003\t\034\005or\000sup\376\377aed\200\001\340\004\013\377\2102\210T\220\027\230\004\377\230F\240%\240q\250\r\377\260T\270\031\300%\300q\377\320HX\320X[\320[\377d\320de\320ei\320\377ij\320\0001\260\037\300\377\001\360\026\000\005 \230z\377\250\021\250\047\260\021\330\004\377\"\240!\360\006\000\005\034\377\2303\230a\230q\330\004\377\007\200s\210#\210Q\330\377\010\016\210i\220q\230\005\377\230Q\320\036;\2701\270\375A\027\001x\210w\220a\330\377\010\013\2108\2207\230!\377\330\014\022\220*\230A\230\377[\250\001\320)O\310q\377\320PT\320TY\320Y\377Z\320Z[\330\010\r\210\377V\2201\220F\230(\240\377!\2409\250A\250S\260\335\001l\001\007\200t\260\000S\220\367\014\230A`\001j\230\001\230\337\033\240A\320%]\004\031\230\375\023\307\000!\2401\330\004\033\337\230?\250!\250\006\000\007\200\337w\210b\220\001\047\005\027\240\377\001\320!D\300A\300Q\377\330\004\010\210\005\210U\220\277!\2201\330\010\021\203 \001\353\230\021\232\0019t\000&\240\001\277\240\023\240C\240q\236\005Z\376\233 \005\250Q\250f\260F\357\270!\320;\250\000U\320U\377V\330\010\020\220\001\220\025\377\220n\240A\240V\2501\377\250A\330\t\n\330\010\n\273\210!\340\0001\220C\377\000\004\377\230J\240j\260\007\260s\017\270*\300A";
+    PyObject *data = __Pyx_DecompressString_LZSS(cstring, 1603, 2003);
     #define __Pyx_DecompressString_UNUSED
     if (unlikely(!data)) __PYX_ERR(0, 1, __pyx_L1_error)
     const char* const bytes = __Pyx_PyBytes_AsString(data);
     #if !CYTHON_ASSUME_SAFE_MACROS
     if (likely(bytes)); else { Py_DECREF(data); __PYX_ERR(0, 1, __pyx_L1_error) }
     #endif
-    #else /* compression: none (2002 bytes) */
-static const char bytes[] = " (numbers of abi.h); defined() lists those that are at 0x bytes given, a multiple of  bytes given, dst has  given, 1 to  given, this processor runs  is not defined for dtype  object> wanted, .: <MemoryView of <contiguous and direct><contiguous and indirect><strided and direct or indirect><strided and direct><strided and indirect>>?Cannot assign to read-only memoryviewInvalid mode, expected \047c\047 or \047fortran\047, got Invalid shape in axis Note that Cython is deliberately stricter than PEP-484 and rejects subclasses of builtin types. If you need to pass subclasses then set the \047annotation_typing\047 directive to False.]: add_notebuild/cython/hetccl/_kernels.pyxcollections.abcdisabledst: enablegcisenabledno default __reduce__ due to non-trivial __cinit__op sources: sources[unable to allocate array data.unable to allocate shape and strides.variant: ASCIIEllipsisSequenceVARIANTSView.MemoryView__Pyx_PyDict_NextRef__annotate____class____class_getitem____dict____func____getstate____import____main____module____name____new____pyx_capi____pyx_checksum__pyx_state__pyx_type__pyx_unpickle_Enum__pyx_vtable____qualname____reduce____reduce_cython____reduce_ex____set_name____setstate____setstate_cython____test___is_coroutineabcallocate_bufferasyncio.coroutinesbaseccline_in_tracebackcountdefineddivisordstdtypedtype_is_objectencodeenumerateerrorflagsfnformatfortranhetccl._kernelsiidindexitemsitemsizememviewmodenamenbytesndimnsourcesobjopoutpackpointerspopreduceregistersetdefaultshapesizesourcesourcesstartstepstopstructunpackupdatevaluesvariantxO__pyx_t_6hetccl_8_kernels_hetccl_reduce_fn (int, int)\000int (int, int)\000reduce_for\000supported\200\001\340\004\013\2102\210T\220\027\230\004\230F\240%\240q\250\r\260T\270\031\300%\300q\320HX\320X[\320[d\320de\320ei\320ij\320\0001\260\037\300\001\360\026\000\005 \230z\250\021\250\047\260\021\330\004\"\240!\360\006\000\005\034\2303\230a\230q\330\004\007\200s\210#\210Q\330\010\016\210i\220q\230\005\230Q\320\036;\2701\270A\330\004\007""\200x\210w\220a\330\010\013\2108\2207\230!\330\014\022\220*\230A\230[\250\001\320)O\310q\320PT\320TY\320YZ\320Z[\330\010\r\320\r!\240\021\240(\250!\2509\260A\260S\270\001\270\021\330\004\007\200t\2102\210S\220\014\230A\330\010\016\210j\230\001\230\033\240A\320%;\2701\270A\330\004\031\230\023\230F\240!\2401\330\004\033\230?\250!\2501\330\004\007\200w\210b\220\001\330\010\016\210j\230\001\230\027\240\001\320!D\300A\300Q\330\004\010\210\005\210U\220!\2201\330\010\021\220\027\230\001\230\021\330\010\013\2109\220F\230&\240\001\240\023\240C\240q\330\014\022\220*\230A\230Z\240q\250\005\250Q\250f\260F\270!\320;T\320TU\320UV\330\010\020\220\001\220\025\220n\240A\240V\2501\250A\330\t\n\330\010\n\210!\2108\2201\220C\220q\230\004\230J\240j\260\007\260s\270*\300A";
+    #else /* compression: none (2003 bytes) */
+static const char bytes[] = " (numbers of abi.h); defined() lists those that are at 0x bytes given, a multiple of  bytes given, dst has  given, 1 to  given, this processor runs  is not defined for dtype  object> wanted, .: <MemoryView of <contiguous and direct><contiguous and indirect><strided and direct or indirect><strided and direct><strided and indirect>>?Cannot assign to read-only memoryviewInvalid mode, expected \047c\047 or \047fortran\047, got Invalid shape in axis Note that Cython is deliberately stricter than PEP-484 and rejects subclasses of builtin types. If you need to pass subclasses then set the \047annotation_typing\047 directive to False.]: add_notebuild/cython/hetccl/_kernels.pyxcollections.abcdisabledst: enablegcisenabledno default __reduce__ due to non-trivial __cinit__op sources: sources[unable to allocate array data.unable to allocate shape and strides.variant: ASCIIEllipsisSequenceVARIANTSView.MemoryView__Pyx_PyDict_NextRef__annotate____class____class_getitem____dict____func____getstate____import____main____module____name____new____pyx_capi____pyx_checksum__pyx_state__pyx_type__pyx_unpickle_Enum__pyx_vtable____qualname____reduce____reduce_cython____reduce_ex____set_name____setstate____setstate_cython____test___is_coroutineabcallocate_bufferasyncio.coroutinesbaseccline_in_tracebackcountdefineddivisordstdtypedtype_is_objectencodeenumerateerrorflagsfnformatfortranhetccl._kernelsiidindexitemsitemsizememviewmodenamenbytesndimnsourcesobjopoutpackpointerspopreduceregistersetdefaultshapesizesourcesourcesstartstepstopstructunpackupdatevaluesvariantxO__pyx_t_6hetccl_8_kernels_hetccl_reduce_fn (int, int)\000int (int, int)\000reduce_for\000supported\200\001\340\004\013\2102\210T\220\027\230\004\230F\240%\240q\250\r\260T\270\031\300%\300q\320HX\320X[\320[d\320de\320ei\320ij\320\0001\260\037\300\001\360\026\000\005 \230z\250\021\250\047\260\021\330\004\"\240!\360\006\000\005\034\2303\230a\230q\330\004\007\200s\210#\210Q\330\010\016\210i\220q\230\005\230Q\320\036;\2701\270A\330\004\007""\200x\210w\220a\330\010\013\2108\2207\230!\330\014\022\220*\230A\230[\250\001\320)O\310q\320PT\320TY\320YZ\320Z[\330\010\r\210V\2201\220F\230(\240!\2409\250A\250S\260\001\260\021\330\004\007\200t\2102\210S\220\014\230A\330\010\016\210j\230\001\230\033\240A\320%;\2701\270A\330\004\031\230\023\230F\240!\2401\330\004\033\230?\250!\2501\330\004\007\200w\210b\220\001\330\010\016\210j\230\001\230\027\240\001\320!D\300A\300Q\330\004\010\210\005\210U\220!\2201\330\010\021\220\027\230\001\230\021\330\010\013\2109\220F\230&\240\001\240\023\240C\240q\330\014\022\220*\230A\230Z\240q\250\005\250Q\250f\260F\270!\320;T\320TU\320UV\330\010\020\220\001\220\025\220n\240A\240V\2501\250A\330\t\n\330\010\n\210!\2108\2201\220C\220q\230\004\230J\240j\260\007\260s\270*\300A";
     PyObject *data = NULL;
     #define __Pyx_DecompressString_UNUSED
     #define __Pyx_DecompressString_LZSS_UNUSED
@@ -21714,12 +21724,12 @@ static int __Pyx_CreateCodeObjects(__pyx_mstatetype *__pyx_mstate) {
   PyObject* tuple_dedup_map = PyDict_New();
   if (unlikely(!tuple_dedup_map)) return -1;
   {
-    const __Pyx_PyCode_New_function_description descr = {0, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 52};
+    const __Pyx_PyCode_New_function_description descr = {0, 0, 0, 2, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 55};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_op, __pyx_mstate->__pyx_n_u_dtype};
     __pyx_mstate_global->__pyx_codeobj_tab[0] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__kernels_pyx, __pyx_mstate->__pyx_n_u_defined, __pyx_mstate->__pyx_kp_b_iso88591_2T_F_q_T_qHXX_ddeeiij, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[0])) goto bad;
   }
   {
-    const __Pyx_PyCode_New_function_description descr = {6, 0, 0, 14, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 57};
+    const __Pyx_PyCode_New_function_description descr = {6, 0, 0, 14, (unsigned int)(CO_OPTIMIZED|CO_NEWLOCALS), 60};
     PyObject* const varnames[] = {__pyx_mstate->__pyx_n_u_op, __pyx_mstate->__pyx_n_u_dtype, __pyx_mstate->__pyx_n_u_dst, __pyx_mstate->__pyx_n_u_sources, __pyx_mstate->__pyx_n_u_divisor, __pyx_mstate->__pyx_n_u_variant, __pyx_mstate->__pyx_n_u_fn, __pyx_mstate->__pyx_n_u_out, __pyx_mstate->__pyx_n_u_source, __pyx_mstate->__pyx_n_u_pointers, __pyx_mstate->__pyx_n_u_i, __pyx_mstate->__pyx_n_u_nsources, __pyx_mstate->__pyx_n_u_nbytes, __pyx_mstate->__pyx_n_u_itemsize};
     __pyx_mstate_global->__pyx_codeobj_tab[1] = __Pyx_PyCode_New(descr, varnames, __pyx_mstate->__pyx_kp_u_build_cython_hetccl__kernels_pyx, __pyx_mstate->__pyx_n_u_reduce_2, __pyx_mstate->__pyx_kp_b_iso88591_1_z_3aq_s_Q_iq_Q_1A_xwa_87_A_Oq, tuple_dedup_map); if (unlikely(!__pyx_mstate_global->__pyx_codeobj_tab[1])) goto bad;
   }
