@@ -125,6 +125,7 @@ typedef long double HETCCL_MEMORY hetccl_ld_m;
 /* Tells the vectoriser what a pass promises: element i depends on no other, even when dst is an operand. Without it
  * an in-place call would take the scalar side of a run-time overlap check. */
 #if defined(__clang__)
+#pragma clang diagnostic ignored "-Wpass-failed" /* it warns of long double, which no processor vectorises */
 #define HETCCL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define HETCCL_INDEPENDENT _Pragma("GCC ivdep")
