@@ -16,7 +16,7 @@ from mpi4py import MPI
 from hetccl import _buffer, _shm, config, topology
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
-from hetccl.plan import build, select
+from hetccl.plan import algorithms, build, select
 
 log = logging.getLogger("hetccl")
 
@@ -83,7 +83,8 @@ class Membership:
     def plans(self, collective, root, in_place):
         """The collective's plans by message size: [(largest bytes or None, hetccl.plan.Plan)]."""
         groups = tuple(island.ranks for island in self.islands)
-        table = select.table(collective, groups, self.settings.algorithm)
+        wanted = self.settings.algorithm
+        table = ((None, wanted),) if wanted in algorithms(collective) else select.table(collective, groups)
         return [(limit, build(collective, groups, root, name, in_place=in_place)) for limit, name in table]
 
     def fill_status(self, status, source, tag, nbytes):

@@ -462,8 +462,21 @@ cdef int span_check_overlap(const Span* a, const Span* b, object arg_a, object a
     )
 
 
+class InPlace:
+    """Type of IN_PLACE: the operand lies where the result goes. MPI.IN_PLACE is accepted in its place."""
+
+    def __repr__(self):
+        return "hetccl.IN_PLACE"
+
+    def __reduce__(self):
+        return "IN_PLACE"
+
+
+IN_PLACE = InPlace()
+
+
 cdef bint is_in_place(object obj) noexcept:
-    return obj is None or obj is mpi_in_place
+    return obj is None or obj is IN_PLACE or obj is mpi_in_place
 
 
 # ---- Python level
@@ -474,12 +487,12 @@ KINDS = {HETCCL_MEM_HOST: "host", HETCCL_MEM_CUDA: "cuda", HETCCL_MEM_HIP: "hip"
 def register_mpi(datatypes, handle_of, in_place, bottom):
     """Tell the parser what the bootstrap learnt from mpi4py; this module imports neither.
 
-    datatypes : dict, MPI datatype handle (int) -> dtype number (include/hetccl/abi.h)
+    datatypes : dict, MPI datatype handle (int) -> NumPy's name of it ("float32")
     handle_of : callable, MPI.Datatype -> handle; TypeError for anything without a handle
     in_place, bottom : MPI.IN_PLACE, MPI.BOTTOM
     """
     global mpi_datatypes, mpi_handle_of, mpi_in_place, mpi_bottom
-    mpi_datatypes = dict(datatypes)
+    mpi_datatypes = {handle: named[name] for handle, name in datatypes.items()}
     mpi_handle_of = handle_of
     mpi_in_place = in_place
     mpi_bottom = bottom

@@ -99,7 +99,7 @@ cdef class Comm:
         self.size = membership.size
         self.islands = membership.islands
         self.members = membership.members
-        self.executor = Executor(membership.segment, membership.settings.timeout, membership.spin_us, membership.crowded)
+        self.executor = Executor(membership.segment, membership.settings.timeout, membership.settings.spin_us, membership.crowded)
         self.choices = [None] * ((ALLTOALL_IN_PLACE + 1) * self.size)
         self.collective_lock = Lock()
         self.send_lock = Lock()

@@ -52,6 +52,10 @@ CELL_BYTES = ((8, 32768), (16, 16384), (32, 8192), (None, 4096))
 EAGER_MAX_BYTES = 16384
 
 
+# A job's secret has so many bytes.
+SECRET_BYTES = HETCCL_SHM_SECRET_BYTES
+
+
 def cell_bytes_for(int nranks):
     """Bytes of one cell for a communicator of nranks."""
     return next(nbytes for most, nbytes in CELL_BYTES if most is None or nranks <= most)
