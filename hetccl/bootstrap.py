@@ -5,7 +5,6 @@ Only nonblocking collectives are used, polled with a time-out; they have a conte
 the user's can meet them. After construction nothing here calls MPI but `fill_status`, which is local.
 """
 
-import logging
 import os
 import pickle
 import time
@@ -18,7 +17,7 @@ from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
 
-log = logging.getLogger("hetccl")
+log = config.LOGGER
 
 # A rank that has waited out its time asks "are you in Comm()?" on the highest tags that MPI allows, and hears for so long.
 ROLL_CALL_SECONDS = 2.0
@@ -105,8 +104,8 @@ def join(comm):
     """
     check_communicator(comm)
     settings, member, trouble = _describe_self()
-    meeting = _Meeting(comm, settings.timeout if settings else config.DEFAULT_TIMEOUT_SECONDS)
-    secret, fd, path = _offer_segment(comm) if comm.rank == 0 and not trouble else (None, None, None)
+    meeting = _Meeting(comm, (settings or config.Config()).timeout)
+    secret, fd, path = _offer_segment(comm, settings.ring_bytes) if comm.rank == 0 and not trouble else (None, None, None)
     try:
         cards = meeting.allgather((trouble, VERSION, member, secret, path))
         _raise_if_any(comm, [card[0] for card in cards])
@@ -147,9 +146,9 @@ def _describe_self():
         return None, None, f"{type(error).__name__}: {error}"
 
 
-def _offer_segment(comm):
+def _offer_segment(comm, ring_bytes):
     secret = os.urandom(_shm.SECRET_BYTES)
-    fd = _shm.create(comm.size, secret)
+    fd = _shm.create(comm.size, secret, ring_bytes)
     return secret, fd, f"/proc/{os.getpid()}/fd/{fd}"
 
 

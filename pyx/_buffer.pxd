@@ -1,24 +1,22 @@
 """What the user passed, as plain C: array or mpi4py buffer spec -> Span. Layer L2, called by _comm with the GIL held."""
 
-from cpython.buffer cimport Py_buffer
 from libc.stdint cimport int64_t
 
-cdef enum:
-    SPAN_DEVICE_UNKNOWN = -1  # __cuda_array_interface__ without a DLPack device: only the runtime can tell
+from hetccl._array cimport Export
+from hetccl._dtype cimport dtype_code, dtype_itemsize, dtype_name  # part of this module's interface
 
 ctypedef struct Span:
     void* ptr        # first element that takes part; host or device address; owned by `owner`
     int64_t count    # elements, all blocks together
+    int64_t nbytes   # of the whole buffer from its beginning: what a spec was cut from
     int dtype        # HETCCL_<dtype>
     int kind         # HETCCL_MEM_*
-    int device       # device index of its kind, 0 for host memory, or SPAN_DEVICE_UNKNOWN
+    int device       # index among devices of its kind, 0 for host memory, DEVICE_UNKNOWN (_array.pxd) where only the runtime can tell
     size_t itemsize  # bytes per element
     bint readonly
     bint fortran     # F- but not C-contiguous. Elements travel in memory order, so both sides must agree on it
-    void* owner      # strong reference to the object that was read; span_release drops it
-    int held         # what else span_release must give back: nothing, `view` or `managed`
-    Py_buffer view   # held buffer protocol export
-    void* managed    # held DLPack tensor, its deleter not yet called
+    void* owner      # strong reference to the object that was read
+    Export export    # what the object's library must be given back
 
 # obj: an array, or a spec [data, ...] as mpi4py takes it. arg: the argument's name, for errors ("sendbuf"). writable: it will receive.
 # blocks: how many equal blocks the collective sees in this buffer (the communicator's size for Allgather's recvbuf, both of Alltoall's,
@@ -35,8 +33,3 @@ cdef int span_check_overlap(const Span* a, const Span* b, object arg_a, object a
 
 # None and MPI.IN_PLACE, as in mpi4py.
 cdef bint is_in_place(object obj) noexcept
-
-# MPI datatype or type string -> HETCCL_<dtype>; TypeError naming arg if hetccl has no such dtype.
-cdef int dtype_code(object datatype, object arg) except -1
-cdef size_t dtype_itemsize(int dtype) noexcept nogil
-cdef object dtype_name(int dtype)

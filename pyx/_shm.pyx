@@ -56,21 +56,24 @@ EAGER_MAX_BYTES = 16384
 SECRET_BYTES = HETCCL_SHM_SECRET_BYTES
 
 
-def cell_bytes_for(int nranks):
-    """Bytes of one cell for a communicator of nranks."""
-    return next(nbytes for most, nbytes in CELL_BYTES if most is None or nranks <= most)
+def cell_bytes_for(int nranks, ring_bytes=None):
+    """Bytes of one cell: a share of the ring size that is asked for, in whole cache lines, or by the number of ranks."""
+    if ring_bytes is None:
+        return next(nbytes for most, nbytes in CELL_BYTES if most is None or nranks <= most)
+    return max(2 * HETCCL_CACHE_LINE, ring_bytes // CELLS_PER_RING // HETCCL_CACHE_LINE * HETCCL_CACHE_LINE)
 
 
-def create(int nranks, bytes secret not None):
+def create(int nranks, bytes secret not None, ring_bytes=None):
     """Make the segment's file and write its header.
 
-    nranks : ranks that will map it
-    secret : 16 bytes that all of them know
+    nranks     : ranks that will map it
+    secret     : 16 bytes that all of them know
+    ring_bytes : size of the ring of each ordered pair, or None: chosen by nranks
     Returns: file descriptor, to be closed once every rank has mapped the file
     Raises : OSError
     Source : memfd_create(2); the seals keep a peer from truncating the file under the others
     """
-    cdef size_t cell_bytes = cell_bytes_for(nranks)
+    cdef size_t cell_bytes = cell_bytes_for(nranks, ring_bytes)
     cdef size_t nbytes = hetccl_shm_total(nranks, CELLS_PER_RING, cell_bytes)
     cdef hetccl_shm_header_t header
     memset(&header, 0, sizeof(header))

@@ -1,4 +1,4 @@
-/* What other libraries lay out in memory and hetccl only reads (layer L2, used by _buffer): NumPy's array object, DLPack's
+/* What other libraries lay out in memory and hetccl only reads (layer L2, used by _array): NumPy's array object, DLPack's
  * tensors and exchange table. Declared here so that neither is needed to build. */
 #ifndef HETCCL_ARRAYS_H
 #define HETCCL_ARRAYS_H
@@ -19,7 +19,7 @@ typedef struct {
     int type_num;
 } hetccl_descr_t;
 
-/* PyArrayObject_fields in the same file. _buffer checks this layout against NumPy's own answers before it trusts it. */
+/* PyArrayObject_fields in the same file. _array checks this layout against NumPy's own answers before it trusts it. */
 typedef struct {
     PyObject_HEAD
     char *data;
@@ -59,15 +59,19 @@ enum hetccl_dl_code {
 #define HETCCL_DL_IS_COPIED 2u
 
 typedef struct {
+    int32_t type, id;
+} hetccl_dldevice_t;
+
+typedef struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+} hetccl_dldtype_t;
+
+typedef struct {
     void *data;
-    struct {
-        int32_t type, id;
-    } device;
+    hetccl_dldevice_t device;
     int32_t ndim;
-    struct {
-        uint8_t code, bits;
-        uint16_t lanes;
-    } dtype;
+    hetccl_dldtype_t dtype;
     int64_t *shape;
     int64_t *strides; /* elements; NULL means C order */
     uint64_t byte_offset;
