@@ -2,8 +2,9 @@
 
 import collections
 
-import jobs
 import pytest
+
+from mpi import jobs
 
 # Odd counts, one rank, unequal and interleaved islands; ALONE is one process that no mpirun started.
 LAYOUTS = {

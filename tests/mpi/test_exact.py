@@ -6,9 +6,9 @@ roots. `--full` runs every count with every dtype and op.
 
 import collections
 
-import jobs
-import matrix
 import pytest
+
+from mpi import jobs, matrix
 
 
 def pytest_generate_tests(metafunc):
