@@ -20,22 +20,25 @@ cdef extern from "hetccl/reduce.h" nogil:
 cdef enum:
     MAX_SOURCES = 1024  # of reduce() below; the C functions have no limit
 
+# Tables by variant, NULL where this processor cannot run it, and the best of them. Asked once: cpuid is a trap of tens
+# of microseconds in a virtual machine.
+cdef const hetccl_reduce_row* tables[HETCCL_NVARIANTS]
 cdef const hetccl_reduce_row* table = NULL
 
 
 cdef dict choose():
-    """Fill `table` with the best variant, the last that this processor runs; return {name: number} of those it runs."""
+    """Fill the tables; return {name: number} of the variants that this processor runs, each better than the last."""
     global table
     cdef int variant
     runnable = {}
     for variant in range(HETCCL_NVARIANTS):
-        if hetccl_variant_table(variant) != NULL:
-            table = hetccl_variant_table(variant)
+        tables[variant] = hetccl_variant_table(variant)
+        if tables[variant] != NULL:
+            table = tables[variant]
             runnable[hetccl_variant_name[variant].decode()] = variant
     return runnable
 
 
-# Compiled variants that run here, worst first; the last one is in use.
 VARIANTS = choose()
 
 
@@ -75,7 +78,7 @@ def reduce(int op, int dtype, dst, list sources, int divisor=0, variant=None):
     if variant is not None:
         if variant not in VARIANTS:
             raise ValueError(f"variant: {variant!r} given, this processor runs {', '.join(VARIANTS)}")
-        fn = hetccl_variant_table(VARIANTS[variant])[op][dtype]
+        fn = tables[<int> VARIANTS[variant]][op][dtype]
     if not 1 <= nsources <= MAX_SOURCES:
         raise ValueError(f"sources: {nsources} given, 1 to {MAX_SOURCES} wanted")
     cdef size_t nbytes = out.shape[0]

@@ -96,59 +96,105 @@ HETCCL_PASSES(bool_and, hetccl_u8_m, uint8_t, HETCCL_AND, NULL)
 HETCCL_BOOL_REDUCTION(bool_or)
 HETCCL_BOOL_REDUCTION(bool_and)
 
-/* ---- float16 and bfloat16 ---- */
+/* ---- float16 and bfloat16: HETCCL_LANES values at a time, then the rest one by one ---- */
 
-#define HETCCL_HALF_LOOPS(NAME)                                                                                       \
-    HETCCL_TARGET static void HETCCL_V(NAME##_widen)(float *dst, const void *src, size_t count)                       \
+#if HETCCL_LANES == 8
+HETCCL_TARGET static inline __m256 HETCCL_V(f16_load)(const hetccl_u16_m *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+
+HETCCL_TARGET static inline void HETCCL_V(f16_store)(hetccl_u16_m *p, __m256 x)
+{
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+HETCCL_TARGET static inline __m256 HETCCL_V(bf16_load)(const hetccl_u16_m *p)
+{
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+/* hetccl_f32_to_bf16 on 8 values; the high halves are then packed, 4 to each 128-bit lane. */
+HETCCL_TARGET static inline void HETCCL_V(bf16_store)(hetccl_u16_m *p, __m256 x)
+{
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+    __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+    _mm_storeu_si128((__m128i *)p, packed);
+}
+
+#define HETCCL_RUNNING(p) _mm256_loadu_ps(p)
+#define HETCCL_SET_RUNNING(p, x) _mm256_storeu_ps(p, x)
+#else
+HETCCL_OP float HETCCL_V(f16_load)(const hetccl_u16_m *p) { return hetccl_f16_to_f32(*p); }
+HETCCL_OP void HETCCL_V(f16_store)(hetccl_u16_m *p, float x) { *p = hetccl_f32_to_f16(x); }
+HETCCL_OP float HETCCL_V(bf16_load)(const hetccl_u16_m *p) { return hetccl_bf16_to_f32(*p); }
+HETCCL_OP void HETCCL_V(bf16_store)(hetccl_u16_m *p, float x) { *p = hetccl_f32_to_bf16(x); }
+#define HETCCL_RUNNING(p) *(p)
+#define HETCCL_SET_RUNNING(p, x) *(p) = x
+#endif
+
+/* LANES on `HETCCL_LANES` elements i.., ONE on element i. */
+#define HETCCL_HALF_LOOP(LANES, ONE)                                                                                  \
+    size_t i = 0;                                                                                                     \
+    HETCCL_INDEPENDENT                                                                                                \
+    for (; i + HETCCL_LANES <= count; i += HETCCL_LANES)                                                              \
+        LANES;                                                                                                        \
+    for (; i < count; i++)                                                                                            \
+        ONE;
+
+#define HETCCL_CONVERSIONS(NAME)                                                                                      \
+    HETCCL_TARGET static void HETCCL_V(NAME##_widen)(float *running, const void *a_, size_t count)                    \
     {                                                                                                                 \
-        const hetccl_u16_m *s = src;                                                                                  \
-        size_t i = 0;                                                                                                 \
-        HETCCL_WIDEN_VECTORS(NAME)                                                                                    \
-        HETCCL_INDEPENDENT                                                                                            \
-        for (; i < count; i++)                                                                                        \
-            dst[i] = hetccl_##NAME##_to_f32(s[i]);                                                                    \
+        const hetccl_u16_m *a = a_;                                                                                   \
+        HETCCL_HALF_LOOP(HETCCL_SET_RUNNING(running + i, HETCCL_V(NAME##_load)(a + i)),                               \
+                         running[i] = hetccl_##NAME##_to_f32(a[i]))                                                   \
     }                                                                                                                 \
-    HETCCL_TARGET static void HETCCL_V(NAME##_narrow)(void *dst, const float *src, size_t count)                      \
+    HETCCL_TARGET static void HETCCL_V(NAME##_narrow)(void *dst, const float *running, size_t count)                  \
     {                                                                                                                 \
         hetccl_u16_m *d = dst;                                                                                        \
-        size_t i = 0;                                                                                                 \
-        HETCCL_NARROW_VECTORS(NAME)                                                                                   \
-        HETCCL_INDEPENDENT                                                                                            \
-        for (; i < count; i++)                                                                                        \
-            d[i] = hetccl_f32_to_##NAME(src[i]);                                                                      \
+        HETCCL_HALF_LOOP(HETCCL_V(NAME##_store)(d + i, HETCCL_RUNNING(running + i)),                                  \
+                         d[i] = hetccl_f32_to_##NAME(running[i]))                                                     \
     }
 
-#define HETCCL_HALF(NAME, OP)                                                                                         \
-    static void HETCCL_V(NAME##_##OP)(void *dst, const void *const *sources, int nsources, size_t count, int divisor) \
+/* OP is + or *, which the compilers define on vectors as well. */
+#define HETCCL_HALF(NAME, OP_NAME, OP)                                                                                \
+    HETCCL_TARGET static void HETCCL_V(NAME##_##OP_NAME##_add)(float *running, const void *a_, size_t count)          \
     {                                                                                                                 \
-        static const hetccl_half_passes_t k = {                                                                       \
-            HETCCL_V(NAME##_widen),                                                                                   \
-            HETCCL_V(NAME##_narrow),                                                                                  \
-            {sizeof(float), HETCCL_V(f32_##OP##_pass2), HETCCL_V(f32_##OP##_pass3), HETCCL_V(f32_divide)},            \
-        };                                                                                                            \
+        const hetccl_u16_m *a = a_;                                                                                   \
+        HETCCL_HALF_LOOP(                                                                                             \
+            HETCCL_SET_RUNNING(running + i, OP(HETCCL_RUNNING(running + i), HETCCL_V(NAME##_load)(a + i))),           \
+            running[i] = OP(running[i], hetccl_##NAME##_to_f32(a[i])))                                                \
+    }                                                                                                                 \
+    HETCCL_TARGET static void HETCCL_V(NAME##_##OP_NAME##_pass2)(void *dst, const void *a_, const void *b_,           \
+                                                                 size_t count)                                        \
+    {                                                                                                                 \
+        hetccl_u16_m *d = dst;                                                                                        \
+        const hetccl_u16_m *a = a_, *b = b_;                                                                          \
+        HETCCL_HALF_LOOP(                                                                                             \
+            HETCCL_V(NAME##_store)(d + i, OP(HETCCL_V(NAME##_load)(a + i), HETCCL_V(NAME##_load)(b + i))),            \
+            d[i] = hetccl_f32_to_##NAME(OP(hetccl_##NAME##_to_f32(a[i]), hetccl_##NAME##_to_f32(b[i]))))              \
+    }                                                                                                                 \
+    static void HETCCL_V(NAME##_##OP_NAME)(void *dst, const void *const *sources, int nsources, size_t count,         \
+                                           int divisor)                                                               \
+    {                                                                                                                 \
+        static const hetccl_half_passes_t k = {HETCCL_V(NAME##_widen), HETCCL_V(NAME##_##OP_NAME##_add),              \
+                                               HETCCL_V(NAME##_narrow), HETCCL_V(NAME##_##OP_NAME##_pass2),           \
+                                               HETCCL_V(f32_divide)};                                                 \
         hetccl_fold_half(&k, dst, sources, nsources, count, divisor);                                                 \
     }
 
-#define HETCCL_WIDEN_VECTORS(NAME)
-#define HETCCL_NARROW_VECTORS(NAME)
-HETCCL_HALF_LOOPS(bf16)
-
-#ifdef HETCCL_F16C
-#undef HETCCL_WIDEN_VECTORS
-#undef HETCCL_NARROW_VECTORS
-#define HETCCL_WIDEN_VECTORS(NAME)                                                                                    \
-    for (; i + 8 <= count; i += 8)                                                                                    \
-        _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(s + i))));
-#define HETCCL_NARROW_VECTORS(NAME)                                                                                   \
-    for (; i + 8 <= count; i += 8)                                                                                    \
-        _mm_storeu_si128((__m128i *)(d + i), _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT));
-#endif
-HETCCL_HALF_LOOPS(f16)
-
-HETCCL_HALF(f16, sum)
-HETCCL_HALF(f16, prod)
-HETCCL_HALF(bf16, sum)
-HETCCL_HALF(bf16, prod)
+HETCCL_CONVERSIONS(f16)
+HETCCL_CONVERSIONS(bf16)
+HETCCL_HALF(f16, sum, HETCCL_ADD)
+HETCCL_HALF(f16, prod, HETCCL_MUL)
+HETCCL_HALF(bf16, sum, HETCCL_ADD)
+HETCCL_HALF(bf16, prod, HETCCL_MUL)
 HETCCL_KERNEL(f16_max, hetccl_u16_m, uint16_t, hetccl_f16_max, NULL)
 HETCCL_KERNEL(f16_min, hetccl_u16_m, uint16_t, hetccl_f16_min, NULL)
 HETCCL_KERNEL(bf16_max, hetccl_u16_m, uint16_t, hetccl_bf16_max, NULL)
@@ -185,10 +231,11 @@ static const hetccl_reduce_row HETCCL_V(table)[HETCCL_NOPS] = {
 #undef HETCCL_INTEGER
 #undef HETCCL_FLOAT
 #undef HETCCL_BOOL_REDUCTION
-#undef HETCCL_HALF_LOOPS
+#undef HETCCL_RUNNING
+#undef HETCCL_SET_RUNNING
+#undef HETCCL_HALF_LOOP
+#undef HETCCL_CONVERSIONS
 #undef HETCCL_HALF
-#undef HETCCL_WIDEN_VECTORS
-#undef HETCCL_NARROW_VECTORS
 #undef HETCCL_ROW
 #undef HETCCL_AND_COMPLEX
 #undef HETCCL_AND_BOOL

@@ -15,9 +15,7 @@ from hetccl.topology import Device, Island, Member, Nic, Roots
 
 
 def config(island=None, cuda=None, hip=None, rocr=None):
-    return SimpleNamespace(
-        island=island, cuda_visible_devices=cuda, hip_visible_devices=hip, rocr_visible_devices=rocr
-    )
+    return SimpleNamespace(island=island, cuda_visible_devices=cuda, hip_visible_devices=hip, rocr_visible_devices=rocr)
 
 
 def write(path, text):
