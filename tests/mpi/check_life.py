@@ -71,7 +71,7 @@ def check_two_communicators_in_two_threads(comm):
         try:
             out = np.zeros(1000)
             for number in range(200):
-                own.Allreduce(np.full(1000, factor * (RANK + number)), out)
+                own.Allreduce(np.full(1000, float(factor * (RANK + number))), out)
                 equal(out, np.full(1000, float(factor * (SIZE * (SIZE - 1) // 2 + SIZE * number))))
         except BaseException as error:
             errors.append(error)

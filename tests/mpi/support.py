@@ -153,12 +153,12 @@ def run_checks(checks):
         try:
             comm = make_comm()
             checks[name](comm)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - whatever ended the check belongs in the report
             problem = traceback.format_exc()
         try:
             if comm is not None:
                 comm.Free()
-        except BaseException:
+        except BaseException:  # noqa: BLE001
             problem = problem or traceback.format_exc()
         report.write(name=name, problem=problem)
 
