@@ -15,6 +15,7 @@ MODULES = [
     "_array",
     "_buffer",
     "_kernels",
+    "_op",
     "_shm",
     "_program",
     "_exchange",
