@@ -1,0 +1,165 @@
+"""The environment of hetccl: every variable it reads, checked, and its logging. Nothing else reads the environment.
+
+The fields of Config are the table: name, type, default and meaning are written here alone, and the documentation is
+tested against them. Read once per communicator, when it is built.
+"""
+
+import difflib
+import logging
+import math
+import os
+import re
+from dataclasses import dataclass, field, fields
+
+PREFIX = "HETCCL_"
+LOGGER = logging.getLogger("hetccl")
+# Silent unless the user asks: without a handler of its own, logging would print warnings to stderr.
+LOGGER.addHandler(logging.NullHandler())
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Type:
+    """How a variable's text becomes a value: `words` for people; parse returns the value or raises ValueError."""
+
+    def __init__(self, words, parse):
+        self.words = words
+        self.parse = parse
+
+
+def _seconds(text):
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError
+    return value
+
+
+def _size(text):
+    match = re.fullmatch(r"([1-9][0-9]*)([KMG]?)(i?B)?", text)
+    if match is None:
+        raise ValueError
+    return int(match[1]) * UNITS[match[2]]
+
+
+def _matching(pattern, convert):
+    def parse(text):
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError
+        return convert(text)
+
+    return parse
+
+
+def _or_auto(kind):
+    """The same type, or "auto": None, which leaves the choice to hetccl."""
+    return Type(f"{kind.words}, or auto", lambda text: None if text == "auto" else kind.parse(text))
+
+
+def _choice(*names):
+    return Type(" or ".join(names), _matching("|".join(names), str))
+
+
+SECONDS = Type("seconds above 0, such as 300 or 0.5", _seconds)
+SIZE = Type("bytes above 0, such as 65536, 256K or 1M", _size)
+COUNT = Type("whole number from 0", _matching("[0-9]{1,18}", int))
+FLAG = Type("0 or 1", _matching("[01]", lambda text: text == "1"))
+LABEL = Type("1 to 64 characters, none of them a space", _matching(r"[^\s\x00-\x1f\x7f]{1,64}", str))
+NAME = Type("auto, or a name of lower-case letters, digits and _", _matching("[a-z][a-z0-9_]*", str))
+TEXT = Type("text", str)
+
+
+def _variable(kind, default, meaning, name=None):
+    """A field of Config; default is text as a user would write it, None for a variable that is simply not set."""
+    value = None if default is None else kind.parse(default)
+    return field(default=value, metadata={"name": name, "type": kind, "default": default, "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the environment asks for; `Config()` holds the defaults."""
+
+    timeout: float = _variable(
+        SECONDS, "300", "How long a wait for another rank may last before it raises `CommTimeout`."
+    )
+    log: str | None = _variable(_choice("info", "debug"), None, "Log to stderr at this level.")
+    island: str | None = _variable(
+        LABEL, None, "The rank's island: ranks of one vendor with different labels are kept apart."
+    )
+    check: bool = _variable(
+        FLAG, "0", "Compare call, op, count, dtype and root across ranks at every call, and name the ranks that differ."
+    )
+    algorithm: str = _variable(NAME, "auto", "The plan's algorithm; `python -m hetccl plan` lists the names.")
+    single_copy: str = _variable(
+        _choice("auto", "off"), "auto", "Whether large host messages are read straight from the sender's memory."
+    )
+    spin_us: int | None = _variable(
+        _or_auto(COUNT), "auto", "Microseconds a wait spins before it sleeps; auto: short when ranks outnumber cores."
+    )
+    ring_bytes: int | None = _variable(
+        _or_auto(SIZE), "auto", "Size of the shared-memory ring of each ordered pair of ranks."
+    )
+    cuda_visible_devices: str | None = _variable(
+        TEXT, None, "The NVIDIA devices of the process, as CUDA reads it; empty: none.", "CUDA_VISIBLE_DEVICES"
+    )
+    hip_visible_devices: str | None = _variable(
+        TEXT, None, "The AMD devices of the process, as HIP reads it; empty: none.", "HIP_VISIBLE_DEVICES"
+    )
+    rocr_visible_devices: str | None = _variable(
+        TEXT, None, "The AMD devices of the process, as ROCr reads it; empty: none.", "ROCR_VISIBLE_DEVICES"
+    )
+
+
+def variables():
+    """Return {environment name: dataclass field}; a field's metadata holds "type", "default" and "meaning"."""
+    return {f.metadata["name"] or PREFIX + f.name.upper(): f for f in fields(Config)}
+
+
+def load(environ=os.environ):
+    """Read and check all variables.
+
+    environ : mapping of str to str
+    Raises  : ValueError, one line for each HETCCL_* variable that is unknown (with the nearest name) or malformed
+    """
+    known = variables()
+    problems = [_unknown(name, known) for name in sorted(environ) if name.startswith(PREFIX) and name not in known]
+    values = {}
+    for name, f in known.items():
+        if name not in environ:
+            continue
+        kind = f.metadata["type"]
+        try:
+            values[f.name] = kind.parse(environ[name])
+        except ValueError:
+            problems.append(f"{name}={environ[name]!r} is not valid: give {kind.words}, or unset it")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return Config(**values)
+
+
+def _unknown(name, known):
+    ours = [k for k in known if k.startswith(PREFIX)]
+    # Compared without the prefix: all names share it, so it would make everything look near.
+    near = difflib.get_close_matches(name[len(PREFIX) :].upper(), [k[len(PREFIX) :] for k in ours], n=1, cutoff=0.5)
+    hint = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(ours)}"
+    return f"{name} is not a variable of hetccl: {hint}"
+
+
+class _Handler(logging.StreamHandler):
+    """The handler of setup_logging, told from those that users attach."""
+
+
+def setup_logging(level, rank):
+    """Send what hetccl logs to stderr, each line with host and rank; a second call replaces the first.
+
+    level : None (leave logging to the program) | "info" | "debug"
+    rank  : int, the rank in the job
+    """
+    for handler in [h for h in LOGGER.handlers if isinstance(h, _Handler)]:
+        LOGGER.removeHandler(handler)
+    if level is None:
+        return
+    handler = _Handler()
+    host = os.uname().nodename.replace("%", "%%")
+    handler.setFormatter(logging.Formatter(f"%(asctime)s hetccl {host} rank {rank} %(levelname)s: %(message)s"))
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(level.upper())

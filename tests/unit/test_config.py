@@ -1,0 +1,150 @@
+"""The environment: defaults, every malformed value, unknown names, and the lines that logging writes."""
+
+import dataclasses
+import logging
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from hetccl import config
+
+DEFAULTS = {
+    "timeout": 300.0,
+    "log": None,
+    "island": None,
+    "check": False,
+    "algorithm": "auto",
+    "single_copy": "auto",
+    "spin_us": None,
+    "ring_bytes": None,
+    "cuda_visible_devices": None,
+    "hip_visible_devices": None,
+    "rocr_visible_devices": None,
+}
+
+
+def test_defaults():
+    assert dataclasses.asdict(config.load({})) == DEFAULTS
+    assert config.load({}) == config.Config()
+
+
+@pytest.mark.parametrize(
+    "name, text, field, value",
+    [
+        ("HETCCL_TIMEOUT", "0.5", "timeout", 0.5),
+        ("HETCCL_TIMEOUT", "1e3", "timeout", 1000.0),
+        ("HETCCL_LOG", "debug", "log", "debug"),
+        ("HETCCL_ISLAND", "nvidia-1.a", "island", "nvidia-1.a"),
+        ("HETCCL_CHECK", "1", "check", True),
+        ("HETCCL_CHECK", "0", "check", False),
+        ("HETCCL_ALGORITHM", "ring", "algorithm", "ring"),
+        ("HETCCL_ALGORITHM", "auto", "algorithm", "auto"),
+        ("HETCCL_SINGLE_COPY", "off", "single_copy", "off"),
+        ("HETCCL_SPIN_US", "0", "spin_us", 0),
+        ("HETCCL_RING_BYTES", "4096", "ring_bytes", 4096),
+        ("HETCCL_RING_BYTES", "256K", "ring_bytes", 256 * 1024),
+        ("HETCCL_RING_BYTES", "2MiB", "ring_bytes", 2 * 1024 * 1024),
+        ("CUDA_VISIBLE_DEVICES", "", "cuda_visible_devices", ""),
+        ("HIP_VISIBLE_DEVICES", "1,0", "hip_visible_devices", "1,0"),
+        ("ROCR_VISIBLE_DEVICES", "GPU-1", "rocr_visible_devices", "GPU-1"),
+    ],
+)
+def test_value(name, text, field, value):
+    assert dataclasses.asdict(config.load({name: text})) == {**DEFAULTS, field: value}
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        *(("HETCCL_TIMEOUT", text) for text in ["", "0", "-1", "nan", "inf", "5s", "five"]),
+        *(("HETCCL_LOG", text) for text in ["", "INFO", "warning", "1"]),
+        *(("HETCCL_ISLAND", text) for text in ["", " ", "a b", "a\n", "x" * 65]),
+        *(("HETCCL_CHECK", text) for text in ["", "2", "true", "01"]),
+        *(("HETCCL_ALGORITHM", text) for text in ["", "Ring", "a-b", "1"]),
+        *(("HETCCL_SINGLE_COPY", text) for text in ["", "on", "0"]),
+        *(("HETCCL_SPIN_US", text) for text in ["", "-1", "1.5", "1_000", " 1", "9" * 30]),
+        *(("HETCCL_RING_BYTES", text) for text in ["", "0", "-1", "K", "1.5M", "256k", "1T"]),
+    ],
+)
+def test_malformed(name, text):
+    with pytest.raises(ValueError) as caught:
+        config.load({name: text})
+    message = str(caught.value)
+    assert message.startswith(f"{name}={text!r} ")
+    assert config.variables()[name].metadata["type"].words in message
+
+
+@pytest.mark.parametrize(
+    "name, near",
+    [
+        ("HETCCL_TIMEOUTS", "HETCCL_TIMEOUT"),
+        ("HETCCL_ISLNAD", "HETCCL_ISLAND"),
+        ("HETCCL_island", "HETCCL_ISLAND"),
+        ("HETCCL_ALGO", "HETCCL_ALGORITHM"),
+        ("HETCCL_SPIN", "HETCCL_SPIN_US"),
+        ("HETCCL_LOGGING", "HETCCL_LOG"),
+    ],
+)
+def test_unknown_suggests_the_nearest(name, near):
+    with pytest.raises(ValueError) as caught:
+        config.load({name: "1"})
+    assert str(caught.value) == f"{name} is not a variable of hetccl: did you mean {near}?"
+
+
+def test_unknown_without_a_near_one_lists_all():
+    with pytest.raises(ValueError) as caught:
+        config.load({"HETCCL_QQQ": "1"})
+    assert all(name in str(caught.value) for name in config.variables() if name.startswith("HETCCL_"))
+
+
+def test_all_problems_at_once():
+    with pytest.raises(ValueError) as caught:
+        config.load({"HETCCL_TIMEOUT": "x", "HETCCL_CHECK": "x", "HETCCL_CHEKC": "1"})
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_others_are_left_alone():
+    assert config.load({"PATH": "x", "NCCL_DEBUG": "X", "hetccl_timeout": "x", "A_HETCCL_X": "1"}) == config.Config()
+
+
+def test_reads_the_process_environment(monkeypatch):
+    monkeypatch.setenv("HETCCL_TIMEOUT", "7")
+    assert config.load().timeout == 7.0
+
+
+def test_frozen_and_picklable():
+    loaded = config.load({"HETCCL_ISLAND": "a"})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        loaded.timeout = 1.0
+    assert pickle.loads(pickle.dumps(loaded)) == loaded
+
+
+@pytest.fixture
+def clean_logger():
+    yield
+    config.setup_logging(None, 0)
+    config.LOGGER.setLevel(logging.NOTSET)
+
+
+def test_log_lines_carry_rank_and_host(capsys, clean_logger):
+    config.setup_logging("info", 3)
+    config.setup_logging("info", 4)
+    logging.getLogger("hetccl.shm").info("ring of %d bytes", 64)
+    logging.getLogger("hetccl").debug("not at this level")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"hetccl {os.uname().nodename} rank 4 INFO: ring of 64 bytes")
+
+
+def test_debug_level(capsys, clean_logger):
+    config.setup_logging("debug", 0)
+    logging.getLogger("hetccl").debug("seen")
+    assert capsys.readouterr().err.endswith("DEBUG: seen\n")
+
+
+def test_silent_by_default():
+    code = "import logging, hetccl.config; logging.getLogger('hetccl').error('x')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == done.stderr == ""
