@@ -97,10 +97,10 @@ cdef enum:
 
 ctypedef int (*reader_t)(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1
 
-DLPACK_VERSION = (DLPACK_MAJOR, 3)  # newest that hetccl/arrays.h describes
-REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what exporters raise when they will not export
+cdef tuple DLPACK_VERSION = (DLPACK_MAJOR, 3)  # newest that hetccl/arrays.h describes
+cdef tuple REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what exporters raise when they will not export
 
-cdef const char* DL_KINDS = "iuf\0\0cb"  # DLPack's codes int, uint, float, -, -, complex, bool as NumPy's kind letters
+cdef const char* DL_KINDS = "iuf\0\0cb"  # DLPack's int, uint, float, -, -, complex, bool as NumPy's kind letters
 cdef int[NUMPY_NUMS] numpy_codes  # NumPy type number -> HETCCL_<dtype> or CODE_*
 cdef object numpy_ndarray = None  # numpy.ndarray, once its layout was checked
 cdef dict readers = {}            # type -> Reader
@@ -319,13 +319,15 @@ cdef int read_dlpack(Reader reader, object obj, Export* export, Layout* layout, 
 
 cdef object dlpack_capsule(Reader reader, object obj):
     cdef int device = obj.__dlpack_device__()[0]
-    stream = {} if device in (HETCCL_DL_CPU, HETCCL_DL_CUDA_HOST, HETCCL_DL_ROCM_HOST) else {"stream": DLPACK_NO_SYNC}
+    cdef bint host = device in (HETCCL_DL_CPU, HETCCL_DL_CUDA_HOST, HETCCL_DL_ROCM_HOST)  # these take no stream
     if not reader.legacy:
         try:
-            return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False, **stream)
+            if host:
+                return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False)
+            return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False, stream=DLPACK_NO_SYNC)
         except TypeError:  # the one way to learn that a 0.x exporter knows neither keyword; remembered below
             pass
-    capsule = obj.__dlpack__(**stream)
+    capsule = obj.__dlpack__() if host else obj.__dlpack__(stream=DLPACK_NO_SYNC)
     reader.legacy = True
     return capsule
 
