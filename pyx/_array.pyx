@@ -98,7 +98,7 @@ cdef enum:
 ctypedef int (*reader_t)(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1
 
 cdef tuple DLPACK_VERSION = (DLPACK_MAJOR, 3)  # newest that hetccl/arrays.h describes
-cdef tuple REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what exporters raise when they will not export
+cdef tuple REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what exporters raise that will not export
 
 cdef const char* DL_KINDS = "iuf\0\0cb"  # DLPack's int, uint, float, -, -, complex, bool as NumPy's kind letters
 cdef int[NUMPY_NUMS] numpy_codes  # NumPy type number -> HETCCL_<dtype> or CODE_*

@@ -11,11 +11,9 @@ from libc.stdint cimport int64_t, uintptr_t
 from hetccl._abi cimport HETCCL_MEM_CUDA, HETCCL_MEM_HIP, HETCCL_MEM_HOST, HETCCL_MEM_ONEAPI
 from hetccl._array cimport HELD_NOTHING, HELD_VIEW, Layout, array_read, export_release
 from hetccl._dtype cimport (
-    CODE_SWAPPED, CODE_UNASKED, CODE_UNSUPPORTED, dtype_alignment, dtype_code, dtype_itemsize, dtype_name, dtype_names,
-    type_name,
+    CODE_SWAPPED, CODE_UNASKED, CODE_UNSUPPORTED, datatypes_add, dtype_alignment, dtype_code, dtype_itemsize, dtype_name,
+    dtype_names, type_name,
 )
-
-from hetccl._dtype import register_datatypes
 
 cdef extern from "hetccl/arrays.h" nogil:
     enum:
@@ -226,7 +224,7 @@ def register_mpi(datatypes, handle_of, in_place, bottom):
     in_place, bottom : MPI.IN_PLACE, MPI.BOTTOM
     """
     global mpi_in_place, mpi_bottom
-    register_datatypes(datatypes, handle_of)
+    datatypes_add(datatypes, handle_of)
     mpi_in_place = in_place
     mpi_bottom = bottom
 

@@ -18,6 +18,8 @@ cdef int code_of_name(object name) except? -1
 
 # MPI datatype or type string -> HETCCL_<dtype>; TypeError naming arg if hetccl has no such dtype.
 cdef int dtype_code(object datatype, object arg) except -1
+# Add MPI's datatypes: {handle: name}, and the callable that gives an MPI.Datatype's handle (or a TypeError).
+cdef int datatypes_add(object datatypes, object handle_of) except -1
 cdef size_t dtype_itemsize(int dtype) noexcept nogil
 cdef size_t dtype_alignment(int dtype) noexcept nogil  # bytes that an element's address is a multiple of
 cdef object dtype_name(int dtype)

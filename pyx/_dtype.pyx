@@ -1,6 +1,6 @@
 """Numbers of hetccl's dtypes (include/hetccl/abi.h) from the ways in which others name them, and back.
 
-Layer L2, below _array and _buffer. The tables are filled once, at import, and register_datatypes adds MPI's.
+Layer L2, below _array and _buffer. The tables are filled once, at import, and datatypes_add adds MPI's.
 """
 
 import sys
@@ -115,11 +115,11 @@ cdef int letters_add(str kind, dict letters) except -1:
     return 0
 
 
-def register_datatypes(datatypes, handle_of):
-    """Add MPI's datatypes. datatypes : dict, handle (int) -> name; handle_of : callable, MPI.Datatype -> handle."""
+cdef int datatypes_add(object datatypes, object handle_of) except -1:
     global mpi_handle_of
     mpi_datatypes.update({handle: named[name] for handle, name in datatypes.items()})
     mpi_handle_of = handle_of
+    return 0
 
 
 for _letter in range(128):
