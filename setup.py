@@ -11,6 +11,8 @@ MODULES = [
     "_abi",
     "_dl",
     "_lock",
+    "_dtype",
+    "_array",
     "_buffer",
     "_kernels",
     "_shm",

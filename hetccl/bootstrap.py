@@ -5,7 +5,6 @@ Only nonblocking collectives are used, polled with a time-out; they have a conte
 the user's can meet them. After construction nothing here calls MPI but `fill_status`, which is local.
 """
 
-import logging
 import os
 import pickle
 import time
@@ -18,7 +17,7 @@ from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
 
-log = logging.getLogger("hetccl")
+log = config.LOGGER
 
 # A rank that has waited out its time asks "are you in Comm()?" on the highest tags that MPI allows, and hears for so long.
 ROLL_CALL_SECONDS = 2.0
@@ -105,14 +104,14 @@ def join(comm):
     """
     check_communicator(comm)
     settings, member, trouble = _describe_self()
-    meeting = _Meeting(comm, settings.timeout if settings else config.DEFAULT_TIMEOUT_SECONDS)
-    secret, fd, path = _offer_segment(comm) if comm.rank == 0 and not trouble else (None, None, None)
+    meeting = _Meeting(comm, (settings or config.Config()).timeout)
+    secret, fd, path = _offer_segment(comm, settings.ring_bytes) if comm.rank == 0 and not trouble else (None, None, None)
     try:
         cards = meeting.allgather((trouble, VERSION, member, secret, path))
         _raise_if_any(comm, [card[0] for card in cards])
         members = tuple(card[2] for card in cards)
         _check_alike(cards, members)
-        segment = _attach(meeting, comm, cards[0][4], cards[0][3])
+        segment = _attach(meeting, comm, cards[0][4], cards[0][3], settings.single_copy == "auto")
     finally:
         if fd is not None:
             os.close(fd)
@@ -147,15 +146,17 @@ def _describe_self():
         return None, None, f"{type(error).__name__}: {error}"
 
 
-def _offer_segment(comm):
+def _offer_segment(comm, ring_bytes):
     secret = os.urandom(_shm.SECRET_BYTES)
-    fd = _shm.create(comm.size, secret)
+    fd = _shm.create(comm.size, secret, ring_bytes)
     return secret, fd, f"/proc/{os.getpid()}/fd/{fd}"
 
 
-def _attach(meeting, comm, path, secret):
+def _attach(meeting, comm, path, secret, single_copy):
     """Map the segment on all ranks or on none."""
     segment, trouble = None, None
+    if single_copy:
+        _shm.allow_peers_to_read()
     try:
         segment = _shm.Segment(comm.rank, comm.size, path, secret)
     except (OSError, HetcclError) as error:

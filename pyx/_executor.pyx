@@ -54,6 +54,8 @@ cdef enum:
     POLLS_BEFORE_CLOCK = 64
     # Moves before a look at the clock: each may be 4 MiB.
     MOVES_BEFORE_CLOCK = 8
+    # Going to sleep and being woken costs 10 to 50 us; a rank that is a millisecond late is not worth a core.
+    DEFAULT_SPIN_US = 1000
     # A portion of a large reduction: its result is still in the cache when the peers read it (docs/performance.md).
     PORTION_BYTES = 2097152
 
@@ -62,19 +64,19 @@ cdef class Executor:
     """Runs programs and exchanges over a segment's links.
 
     segment : _shm.Segment, connected      timeout : seconds that a wait may last
-    spin_us : microseconds of spinning before a wait sleeps     crowded : more ranks than cores; spinning then only takes
-              the core from the rank that is waited for, so the wait yields it at once
+    spin_us : microseconds that a wait stays awake before it sleeps, or None: DEFAULT_SPIN_US
+    crowded : more ranks than cores; spinning would take the core from the rank that is waited for, so the wait yields it at once
     """
 
-    def __cinit__(self, Segment segment not None, double timeout, double spin_us, bint crowded):
+    def __cinit__(self, Segment segment not None, double timeout, spin_us, bint crowded):
         cdef int traffic, receive, peer
         cdef Link* link
         self.segment = segment
         self.rank = segment.rank
         self.nranks = segment.nranks
         self.timeout_ns = <int64_t>(timeout * 1e9)
-        self.spin_ns = 0 if crowded else <int64_t>(spin_us * 1e3)
-        self.yield_ns = <int64_t>(spin_us * 1e3)
+        self.yield_ns = 1000 * <int64_t>(DEFAULT_SPIN_US if spin_us is None else spin_us)
+        self.spin_ns = 0 if crowded else self.yield_ns
         self.links = <Link*>calloc(4 * self.nranks, sizeof(Link))
         self.turns = <int*>calloc(2 * self.nranks, sizeof(int))
         if self.links == NULL or self.turns == NULL:

@@ -111,6 +111,9 @@ cdef class Program:
         out.sources = <Source*>calloc(out.nsources, sizeof(Source))
         if out.sources == NULL:
             raise MemoryError()
+        peers = [source for source in step.sources if type(source).__name__ == "Peer"]
+        if len(set(peers)) < len(peers):
+            raise ValueError(f"the plan {self.plan.algorithm} reduces two messages of one peer in one step")
         self.max_sources = max(self.max_sources, out.nsources)
         self.nmessages += out.nsources
         for i, source in enumerate(step.sources):
@@ -270,7 +273,7 @@ cdef int advance_reduce(Run* run, Step* step) noexcept nogil:
     """Fold as many chunks as have come from every peer, in the order of the sources."""
     cdef hetccl_msg_t* messages = &run.messages[step.message]
     cdef uint8_t* block = place_address(run, &step.block)
-    cdef size_t done, piece, nbytes = messages[0].nbytes
+    cdef size_t done, piece = 0, nbytes = messages[0].nbytes
     cdef int i, status, chunks = 0
     for i in range(step.nsources):
         if step.sources[i].peer != NOBODY and run.received[step.sources[i].peer] != step.sources[i].turn:
