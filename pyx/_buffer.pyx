@@ -11,8 +11,8 @@ from libc.stdint cimport int64_t, uintptr_t
 from hetccl._abi cimport HETCCL_MEM_CUDA, HETCCL_MEM_HIP, HETCCL_MEM_HOST, HETCCL_MEM_ONEAPI
 from hetccl._array cimport HELD_NOTHING, HELD_VIEW, Layout, array_read, export_release
 from hetccl._dtype cimport (
-    CODE_SWAPPED, CODE_UNASKED, CODE_UNSUPPORTED, datatypes_add, dtype_alignment, dtype_code, dtype_itemsize, dtype_name,
-    dtype_names, type_name,
+    CODE_SWAPPED, CODE_UNASKED, CODE_UNSUPPORTED, datatypes_add, dtype_alignment, dtype_code, dtype_itemsize,
+    dtype_name, dtype_names, type_name,
 )
 
 cdef extern from "hetccl/arrays.h" nogil:
