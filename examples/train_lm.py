@@ -26,7 +26,7 @@ import numpy as np
 from mpi4py import MPI
 
 import hetccl
-from hetccl import plan
+from hetccl.plan import build, render, select
 
 # A few seconds, for tests. Steps so short say nothing about the share of communication: any is accepted.
 QUICK = dict(steps=40, batch=250, hidden=64, report_every=10, max_share=1.0)
@@ -123,7 +123,7 @@ def check_parameters(comm, model):
     differing = [rank for rank in range(comm.size) if (digests[rank] != digests[0]).any()]
     if differing:
         return False, f"parameters differ from rank 0's on ranks {ranks_text(differing)}"
-    return True, f"parameters bitwise equal on all {comm.size} ranks (SHA-256 {digest.hex()[:12]})"
+    return True, f"parameters bitwise equal on {comm.size} {noun(comm.size, 'rank')} (SHA-256 {digest.hex()[:12]})"
 
 
 def check_losses(comm, losses, text, options, xp):
@@ -190,7 +190,7 @@ def compare(comm, mpi, count):
 def print_table(comm, mpi, gradient_count, say):
     name, version = MPI.get_vendor()
     peer = f"{name} {'.'.join(map(str, version))}"
-    say(f"\nAll-reduce of float32, medians of alternating calls in this run ({comm.size} ranks)\n")
+    say(f"\nAll-reduce of float32, medians of alternating calls in this run ({comm.size} {noun(comm.size, 'rank')})\n")
     say(f"  {'size':>10}  {'hetccl':>12}  {peer:>16}  {'time ratio':>10}")
     for count in sorted({2, 256, 16384, gradient_count, 1 << 20}):
         ours, theirs = compare(comm, mpi, count)
@@ -219,27 +219,30 @@ def time_text(seconds):
 
 def print_header(comm, model, text, options, say):
     hosts = sorted(set(comm.allgather(MPI.Get_processor_name())))
-    say(f"Training a character language model with hetccl on {count_text(comm.size, 'rank')}\n")
+    say(f"Training a character language model with hetccl on {comm.size} {noun(comm.size, 'rank')}\n")
     say(f"  hosts     {len(hosts)}: {', '.join(hosts)}")
     for index, island in enumerate(comm.islands):
         title = "islands   " if index == 0 else " " * 10
-        say(f"  {title}{island.label} ({island.vendor}): ranks {ranks_text(island.ranks)}")
+        say(f"  {title}{island.label} ({island.vendor}): {noun(len(island.ranks), 'rank')} {ranks_text(island.ranks)}")
     training, held_out = (len(part) / 1e6 for part in text)
     say(f"  text      Python's standard library: {training:.1f} M characters, {held_out:.1f} M more held out")
-    layers = f"{options.context} characters -> {options.context} x {options.embed} -> {options.hidden} -> {charlm.SYMBOLS}"
-    say(f"  model     {layers}, {model.size:,} parameters, on {model.xp.__name__}")
+    layers = f"{options.context} characters -> {options.context} x {options.embed} -> {options.hidden}"
+    say(f"  model     {layers} -> {charlm.SYMBOLS}: {model.size:,} parameters ({model.xp.__name__})")
     parts = sorted({len(share(range(options.batch), rank, comm.size)) for rank in range(comm.size)}, reverse=True)
     each = " or ".join(map(str, parts))
-    say(f"  batch     {options.batch} characters, {each} per rank; gradient of {size_text(model.grad.nbytes)}")
+    size = size_text(model.grad.nbytes)
+    say(f"  batch     {options.batch} characters, {each} per rank; the gradient is {size} in float32")
 
 
-def draw_plan(comm, path, say):
-    """Rank 0 draws how one all-reduce travels between the ranks of these islands."""
+def draw_plan(comm, model, path, say):
+    """Rank 0 draws how the gradient's all-reduce travels between the ranks of these islands."""
     if comm.rank or comm.size == 1:
         return
+    islands = [island.ranks for island in comm.islands]
+    algorithm = select.choose("allreduce", islands, model.grad.nbytes)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(plan.svg(plan.build("allreduce", [island.ranks for island in comm.islands])))
-    say(f"  plan      of one all-reduce, drawn: {path}")
+    path.write_text(render.svg(build("allreduce", islands, algorithm=algorithm)), encoding="utf-8")
+    say(f"  plan      {algorithm} all-reduce, drawn in {path}")
 
 
 def train_and_report(comm, model, text, options, say):
@@ -271,8 +274,8 @@ def print_sample(model, options, say):
         say(f"  | {line[: COLUMNS - 4]}")
 
 
-def count_text(count, noun):
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def noun(count, word):
+    return word if count == 1 else word + "s"
 
 
 def positive(kind):
@@ -333,7 +336,7 @@ def main(argv):
         text = load_text(comm)
         model = new_model(options, xp)
         print_header(comm, model, text, options, say)
-        draw_plan(comm, options.plan, say)
+        draw_plan(comm, model, options.plan, say)
         steps = train_and_report(comm, model, text, options, say)
         if comm.rank == 0:
             print_sample(model, options, say)
@@ -352,7 +355,7 @@ def main(argv):
 
 
 def run(argv):
-    """main(), ended on all ranks when it fails on one: the others would wait for it, and it for them in MPI_Finalize."""
+    """main(), ended on all ranks when one fails: the others would wait for it, and it for them in MPI_Finalize."""
     try:
         return main(argv)
     except KeyboardInterrupt:
