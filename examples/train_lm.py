@@ -29,12 +29,12 @@ import hetccl
 from hetccl.plan import build, render, select
 
 # A few seconds, for tests. Steps so short say nothing about the share of communication: any is accepted.
-QUICK = dict(steps=40, batch=250, hidden=64, report_every=10, max_share=1.0)
+QUICK = {"steps": 40, "batch": 250, "hidden": 64, "report_every": 10, "max_share": 1.0}
 HELD_OUT_CHARACTERS = 4096
 CHECKED_STEPS = 20
-# Relative. Float32 sums in another order move a loss by 1e-7; Adam, which divides small gradients by small numbers, makes
-# up to 3.4e-6 of it in 20 steps (measured: 19 seeds, 2 to 7 ranks). Faults move it by more: 4.5e-5 when three ranks that
-# share 1,024 characters unevenly are weighed equally, 1.4e-3 when one of the characters is lost.
+# Relative. Float32 sums in another order move a loss by 1e-7; Adam, which divides small gradients by small numbers,
+# makes up to 3.4e-6 of it in 20 steps (measured: 19 seeds, 2 to 7 ranks). Faults move it by more: 4.5e-5 when three
+# ranks that share 1,024 characters unevenly are weighed equally, 1.4e-3 when one of the characters is lost.
 LOSS_TOLERANCE = 2e-5
 TABLE_SECONDS_PER_SIZE = 0.5
 COLUMNS = 80
@@ -224,7 +224,8 @@ def print_header(comm, model, text, options, say):
     say(f"  hosts     {len(hosts)}: {', '.join(hosts)}")
     for index, island in enumerate(comm.islands):
         title = "islands   " if index == 0 else " " * 10
-        say(f"  {title}{island.label} ({island.vendor}): {noun(len(island.ranks), 'rank')} {ranks_text(island.ranks)}")
+        name = island.label if island.label == island.vendor else f"{island.label} ({island.vendor})"
+        say(f"  {title}{name}: {noun(len(island.ranks), 'rank')} {ranks_text(island.ranks)}")
     training, held_out = (len(part) / 1e6 for part in text)
     say(f"  text      Python's standard library: {training:.1f} M characters, {held_out:.1f} M more held out")
     layers = f"{options.context} characters -> {options.context} x {options.embed} -> {options.hidden}"
@@ -271,7 +272,7 @@ def bar(loss):
 def print_sample(model, options, say):
     say(f"\nA sample at temperature {options.temperature:g}\n")
     for line in model.sample("def ", options.sample, options.temperature, options.seed).splitlines():
-        say(f"  | {line[: COLUMNS - 4]}")
+        say(f"  | {line[: COLUMNS - 4]}".rstrip())
 
 
 def noun(count, word):
@@ -323,8 +324,9 @@ def local_rank(mpi):
 def main(argv):
     mpi = MPI.COMM_WORLD
     # All ranks see the same arguments; one of them is enough to print the help or the mistake.
-    with open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if mpi.rank == 0 else nowhere):
-        with redirect_stderr(sys.stderr if mpi.rank == 0 else nowhere):
+    with open(os.devnull, "w") as nowhere:
+        out, err = (sys.stdout, sys.stderr) if mpi.rank == 0 else (nowhere, nowhere)
+        with redirect_stdout(out), redirect_stderr(err):
             options = parse_options(argv)
     with hetccl.Comm(mpi) as comm:  # the one line that differs from a program for MPI
 
@@ -364,6 +366,8 @@ def run(argv):
         print(f"rank {MPI.COMM_WORLD.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         status = 1
     except Exception:
+        if MPI.COMM_WORLD.size == 1:
+            raise
         traceback.print_exc()
         status = 1
     if MPI.COMM_WORLD.size > 1:
