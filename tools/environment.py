@@ -57,7 +57,7 @@ def enter_venv():
     """Make .venv if it is missing or another Python's, then start again inside it."""
     version = ".".join(map(str, sys.version_info[:2]))
     if sys.version_info[:2] < OLDEST:
-        sys.exit(f"hetccl: Python {version} is too old: 3.10 or later is needed, for example PYTHON=python3.12 make test")
+        sys.exit(f"hetccl: Python {version} is too old: take 3.10 or later, as in PYTHON=python3.12 make test")
     identity = [version, str(ROOT)]
     python = VENV / "bin" / "python"
     state = load()
