@@ -185,7 +185,7 @@ class Job:
         return {int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _has_mark(pid, self._mark)}
 
     def _abort(self):
-        """Let every rank print its traceback; the launcher is stopped, or it would kill the others as the first ends."""
+        """Let every rank print its traceback; the launcher is stopped, or it would kill the others first."""
         running = self._marked()
         ranks = {int(text) for text in (self._read(f"{rank}.pid") for rank in range(self.n)) if text} & running
         for pid in running - ranks:
