@@ -10,9 +10,14 @@ from setuptools import Extension, setup
 MODULES = [
     "_abi",
     "_dl",
+    "_lock",
+    "_dtype",
+    "_array",
     "_buffer",
     "_kernels",
     "_shm",
+    "_program",
+    "_exchange",
     "_executor",
     "_comm",
 ]

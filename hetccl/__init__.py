@@ -1,0 +1,26 @@
+"""hetccl: GPU collectives across mixed-vendor clusters, through mpi4py's own API.
+
+    from mpi4py import MPI
+    import hetccl
+    comm = hetccl.Comm(MPI.COMM_WORLD)
+    comm.Allreduce(x, y, op=hetccl.SUM)
+"""
+
+from hetccl._buffer import IN_PLACE
+from hetccl._comm import AVG, MAX, MIN, PROD, SUM, Op
+from hetccl._version import VERSION as __version__
+from hetccl.comm import Comm
+from hetccl.errors import (
+    CommClosed,
+    CommTimeout,
+    HetcclError,
+    LibraryError,
+    LibraryNotFound,
+    PeerError,
+    SymbolNotFound,
+)
+
+__all__ = [
+    "AVG", "IN_PLACE", "MAX", "MIN", "PROD", "SUM", "Comm", "CommClosed", "CommTimeout", "HetcclError", "LibraryError", "LibraryNotFound",
+    "Op", "PeerError", "SymbolNotFound", "__version__",
+]  # fmt: skip

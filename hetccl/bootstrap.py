@@ -1,0 +1,254 @@
+"""How the ranks of a communicator find each other: the only module that imports mpi4py.
+
+MPI carries host names, island labels, the address of the shared-memory segment and the job secret, all of it before Comm() returns.
+Only nonblocking collectives are used, polled with a time-out; they have a context of their own inside MPI, so no message of
+the user's can meet them. After construction nothing here calls MPI but `fill_status`, which is local.
+"""
+
+import os
+import pickle
+import time
+from dataclasses import dataclass, field
+
+from mpi4py import MPI
+
+from hetccl import _buffer, _shm, config, topology
+from hetccl._version import VERSION
+from hetccl.errors import CommClosed, CommTimeout, HetcclError
+from hetccl.plan import algorithms, build, select
+
+log = config.LOGGER
+
+# A rank that has waited out its time asks "are you in Comm()?" on the highest tags that MPI allows, and hears for so long.
+ROLL_CALL_SECONDS = 2.0
+POLL_SECONDS = (1e-5, 2e-3)  # first and longest pause between two looks at MPI
+
+# NumPy's kind -> MPI's datatypes of that kind; the size in bits completes the name.
+_DATATYPES = {
+    "int": "SIGNED_CHAR SHORT INT LONG LONG_LONG INT8_T INT16_T INT32_T INT64_T AINT OFFSET COUNT "
+           "INTEGER INTEGER1 INTEGER2 INTEGER4 INTEGER8",
+    "uint": "BYTE CHAR UNSIGNED_CHAR UNSIGNED_SHORT UNSIGNED UNSIGNED_LONG UNSIGNED_LONG_LONG UINT8_T UINT16_T UINT32_T UINT64_T",
+    "float": "FLOAT DOUBLE REAL REAL4 REAL8 DOUBLE_PRECISION",
+    "complex": "C_FLOAT_COMPLEX C_DOUBLE_COMPLEX COMPLEX COMPLEX8 COMPLEX16 DOUBLE_COMPLEX",
+    "bool": "C_BOOL CXX_BOOL",
+    "longdouble": "LONG_DOUBLE",
+}
+
+# Requests that timed out: MPI may still write to their buffers, so they are never freed.
+_abandoned = []
+
+
+def _mpi_ops():
+    """Handles of MPI's ops that hetccl has -> their names."""
+    return {MPI._handleof(getattr(MPI, name)): name for name in ("SUM", "PROD", "MAX", "MIN")}
+
+
+def _mpi_datatypes():
+    """Handles of MPI's basic datatypes -> NumPy's names of them. Some MPIs lack some, and sizes of the C types differ."""
+    names = {}
+    for kind, members in _DATATYPES.items():
+        for member in members.split():
+            datatype = getattr(MPI, member, MPI.DATATYPE_NULL)
+            if datatype != MPI.DATATYPE_NULL:
+                names[MPI._handleof(datatype)] = kind if kind in ("bool", "longdouble") else f"{kind}{8 * datatype.Get_size()}"
+    return names
+
+
+@dataclass
+class Membership:
+    """What Comm needs to know, handed over by join().
+
+    mpi     : the user's MPI communicator
+    members : topology.Member of every rank    islands : topology.Island, in order of their lowest rank
+    segment : _shm.Segment, connected          settings : config.Config as read when the Comm was built
+    crowded : whether this host has more ranks than cores that they may use
+    """
+
+    mpi: MPI.Intracomm
+    rank: int
+    size: int
+    members: tuple
+    islands: tuple
+    segment: _shm.Segment
+    settings: config.Config
+    crowded: bool
+    op_names: dict = field(default_factory=_mpi_ops)
+    op_type: type = MPI.Op
+    handle_of: object = MPI._handleof
+    any_source: int = MPI.ANY_SOURCE
+    any_tag: int = MPI.ANY_TAG
+    proc_null: int = MPI.PROC_NULL
+
+    def plans(self, collective, root, in_place):
+        """The collective's plans by message size: [(largest bytes or None, hetccl.plan.Plan)]."""
+        groups = tuple(island.ranks for island in self.islands)
+        wanted = self.settings.algorithm
+        table = ((None, wanted),) if wanted in algorithms(collective) else select.table(collective, groups)
+        return [(limit, build(collective, groups, root, name, in_place=in_place)) for limit, name in table]
+
+    def fill_status(self, status, source, tag, nbytes):
+        """Write the outcome of a receive into an MPI.Status, as MPI_Recv would."""
+        status.Set_source(source)
+        status.Set_tag(tag)
+        status.Set_error(MPI.SUCCESS)
+        status.Set_elements(MPI.BYTE, nbytes)
+
+
+def join(comm):
+    """Meet the other ranks of `comm` and connect to them. Collective.
+
+    comm   : mpi4py intracommunicator
+    Returns: Membership
+    Raises : TypeError, ValueError (not a usable communicator), CommClosed (MPI is finalized or not initialized),
+             CommTimeout (`.peer` lists the ranks that did not come within HETCCL_TIMEOUT), HetcclError (a rank cannot take part)
+    """
+    check_communicator(comm)
+    settings, member, trouble = _describe_self()
+    meeting = _Meeting(comm, (settings or config.Config()).timeout)
+    secret, fd, path = _offer_segment(comm, settings.ring_bytes) if comm.rank == 0 and not trouble else (None, None, None)
+    try:
+        cards = meeting.allgather((trouble, VERSION, member, secret, path))
+        _raise_if_any(comm, [card[0] for card in cards])
+        members = tuple(card[2] for card in cards)
+        _check_alike(cards, members)
+        segment = _attach(meeting, comm, cards[0][4], cards[0][3])
+    finally:
+        if fd is not None:
+            os.close(fd)
+    segment.connect(settings.single_copy == "auto")
+    islands = topology.islands(members)
+    log.debug("Comm of %d ranks, islands %s", comm.size, [(island.label, island.ranks) for island in islands])
+    crowded = comm.size > len(frozenset().union(*(member.cores for member in members)))
+    return Membership(comm, comm.rank, comm.size, members, islands, segment, settings, crowded)
+
+
+def check_communicator(comm):
+    """Refuse what is not an intracommunicator of a running MPI, before any traffic."""
+    if not isinstance(comm, MPI.Comm):
+        raise TypeError(f"comm: expected an mpi4py communicator such as MPI.COMM_WORLD, got {type(comm).__name__}")
+    if not MPI.Is_initialized():
+        raise CommClosed("comm: MPI is not initialized", call="Comm")
+    if MPI.Is_finalized():
+        raise CommClosed("comm: MPI is finalized; build communicators before MPI.Finalize()", call="Comm")
+    if comm == MPI.COMM_NULL:
+        raise ValueError("comm: is MPI.COMM_NULL; this process is not a member of the communicator")
+    if comm.Is_inter():
+        raise ValueError("comm: is an intercommunicator; hetccl needs an intracommunicator (Merge() makes one)")
+
+
+def _describe_self():
+    """(settings, Member, None), or (None, None, what is wrong here): the others must hear of it, not wait."""
+    try:
+        settings = config.load()
+        config.setup_logging(settings.log, MPI.COMM_WORLD.rank)
+        return settings, topology.local(settings), None
+    except (ValueError, OSError) as error:
+        return None, None, f"{type(error).__name__}: {error}"
+
+
+def _offer_segment(comm, ring_bytes):
+    secret = os.urandom(_shm.SECRET_BYTES)
+    fd = _shm.create(comm.size, secret, ring_bytes)
+    return secret, fd, f"/proc/{os.getpid()}/fd/{fd}"
+
+
+def _attach(meeting, comm, path, secret):
+    """Map the segment on all ranks or on none."""
+    segment, trouble = None, None
+    try:
+        segment = _shm.Segment(comm.rank, comm.size, path, secret)
+    except (OSError, HetcclError) as error:
+        trouble = f"{type(error).__name__}: {error}"
+    try:
+        _raise_if_any(comm, meeting.allgather(trouble))
+        refused = segment.probe_peers()
+        if refused:
+            log.info("rank %d cannot read the memory of ranks %s: large messages take two copies", comm.rank, list(refused))
+        meeting.allgather(None)
+    except HetcclError:
+        if segment is not None:
+            segment.close()
+        raise
+    return segment
+
+
+def _raise_if_any(comm, troubles):
+    named = [(rank, text) for rank, text in enumerate(troubles) if text]
+    if named:
+        raise HetcclError("Comm: " + "; ".join(f"rank {rank}: {text}" for rank, text in named),
+                          call="Comm", rank=comm.rank, peer=tuple(rank for rank, _ in named))
+
+
+def _check_alike(cards, members):
+    versions = {}
+    for rank, card in enumerate(cards):
+        versions.setdefault(card[1], []).append(rank)
+    if len(versions) > 1:
+        raise HetcclError(f"Comm: ranks run different versions of hetccl: {versions}", call="Comm")
+    far = [rank for rank, member in enumerate(members) if not member.shares_memory(members[0])]
+    if far:
+        hosts = sorted({f"{member.host} (ranks {[r for r in range(len(members)) if members[r].machine == member.machine]})"
+                        for member in members})
+        raise HetcclError("Comm: this version reaches the ranks of one host only, by shared memory; these are on several hosts "
+                          f"or in several PID namespaces: {', '.join(hosts)}", call="Comm", peer=tuple(far))
+
+
+class _Meeting:
+    """Agreements of all ranks of a communicator during Comm()."""
+
+    def __init__(self, comm, timeout):
+        self.comm = comm
+        self.timeout = timeout
+        self.tag = comm.Get_attr(MPI.TAG_UB)
+
+    def allgather(self, value):
+        """Every rank's value, in rank order."""
+        comm = self.comm
+        payload = pickle.dumps(value)
+        lengths = bytearray(8 * comm.size)
+        self._wait(comm.Iallgather([len(payload).to_bytes(8, "little"), MPI.BYTE], [lengths, MPI.BYTE]), lengths)
+        counts = [int.from_bytes(lengths[8 * r:8 * r + 8], "little") for r in range(comm.size)]
+        everything = bytearray(sum(counts))
+        starts = [sum(counts[:r]) for r in range(comm.size)]
+        self._wait(comm.Iallgatherv([payload, MPI.BYTE], [everything, (counts, starts), MPI.BYTE]), everything)
+        return [pickle.loads(everything[start:start + count]) for start, count in zip(starts, counts)]
+
+    def _wait(self, request, buffer):
+        deadline = time.monotonic() + self.timeout
+        pause, longest = POLL_SECONDS
+        while not request.Test():
+            self._answer_roll_call()
+            if time.monotonic() > deadline:
+                _abandoned.append((request, buffer))
+                raise self._time_out()
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _answer_roll_call(self):
+        """Reply to ranks that ask who is here. Returns those that have asked."""
+        heard = set()
+        status = MPI.Status()
+        while self.comm.Iprobe(MPI.ANY_SOURCE, self.tag, status):
+            asker = status.Get_source()
+            self.comm.Recv([None, 0, MPI.BYTE], asker, self.tag)
+            _abandoned.append((self.comm.Isend([None, 0, MPI.BYTE], asker, self.tag - 1), None))
+            heard.add(asker)
+        return heard
+
+    def _time_out(self):
+        comm = self.comm
+        others = set(range(comm.size)) - {comm.rank}
+        _abandoned.extend((comm.Isend([None, 0, MPI.BYTE], peer, self.tag), None) for peer in others)
+        here = set()
+        deadline = time.monotonic() + ROLL_CALL_SECONDS
+        while here != others and time.monotonic() < deadline:
+            here |= self._answer_roll_call()
+            here |= {peer for peer in others - here if comm.Iprobe(peer, self.tag - 1)}
+            time.sleep(POLL_SECONDS[1])
+        missing = tuple(sorted(others - here))
+        who = f"ranks {list(missing)} have not called it" if missing else "all ranks are there but MPI did not deliver"
+        return CommTimeout(f"Comm: rank {comm.rank} waited {self.timeout:g} s (HETCCL_TIMEOUT) for all {comm.size} ranks; {who}",
+                           call="Comm", rank=comm.rank, peer=missing)
+
+
+_buffer.register_mpi(_mpi_datatypes(), MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)

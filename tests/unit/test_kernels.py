@@ -1,0 +1,434 @@
+"""Host reductions against NumPy: every dtype, op and compiled variant, bit for bit.
+
+The reference folds in rank order with NumPy's own operators: 16-bit floats are widened to float32, folded, and rounded
+once; MIN and MAX are spelled out with np.where, since np.maximum has no rule for signed zeros or NaN payloads.
+"""
+
+from functools import lru_cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from hetccl import _kernels
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+
+# Numbers of include/hetccl/abi.h.
+DTYPES = {
+    "int8": (0, np.dtype(np.int8)),
+    "uint8": (1, np.dtype(np.uint8)),
+    "int32": (2, np.dtype(np.int32)),
+    "uint32": (3, np.dtype(np.uint32)),
+    "int64": (4, np.dtype(np.int64)),
+    "uint64": (5, np.dtype(np.uint64)),
+    "float16": (6, np.dtype(np.float16)),
+    "float32": (7, np.dtype(np.float32)),
+    "float64": (8, np.dtype(np.float64)),
+    "bfloat16": (9, bfloat16),
+    "int16": (32, np.dtype(np.int16)),
+    "uint16": (33, np.dtype(np.uint16)),
+    "bool": (34, np.dtype(np.bool_)),
+    "longdouble": (35, np.dtype(np.longdouble)),
+    "complex64": (36, np.dtype(np.complex64)),
+    "complex128": (37, np.dtype(np.complex128)),
+}
+OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
+FLOATS = ["float16", "bfloat16", "float32", "float64", "longdouble"]
+HALVES = ["float16", "bfloat16"]
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+UNDEFINED = {("avg", "bool")} | {(op, dtype) for op in ("max", "min") for dtype in ("complex64", "complex128")}
+DEFINED = [(op, dtype) for dtype in DTYPES for op in OPS if (op, dtype) not in UNDEFINED]
+
+COUNTS = [0, 1, 7, 1023, 65537]
+NSOURCES = [1, 2, 3, 4, 5, 6, 33]
+RANKS = 7  # AVG's divisor: not a power of two, so that the division rounds
+GUARD = 96  # bytes on each side: more than the widest vector, not a multiple of it
+GUARD_BYTE = 0xA5
+
+every_variant = pytest.mark.parametrize("variant", list(_kernels.VARIANTS))
+every_reduction = pytest.mark.parametrize("op, dtype", DEFINED, ids=[f"{d}-{o}" for o, d in DEFINED])
+
+
+def bits(array):
+    """The bytes of a contiguous array, as a view."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def run(op, dtype, dst, sources, variant, divisor=None):
+    """Call the kernel; AVG divides by RANKS unless told otherwise."""
+    if divisor is None:
+        divisor = RANKS if op == "avg" else 0
+    raw = [s if s.dtype == np.uint8 else bits(s) for s in sources]
+    _kernels.reduce(OPS[op], DTYPES[dtype][0], dst if dst.dtype == np.uint8 else bits(dst), raw, divisor, variant)
+
+
+def special_floats(scalar):
+    """NaN, infinities, both zeros, the least subnormals, the extremes and 1 of a floating type."""
+    info = ml_dtypes.finfo(scalar) if scalar == bfloat16 else np.finfo(scalar)
+    tiny = float(info.smallest_subnormal) if scalar != np.longdouble else info.smallest_subnormal
+    return np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, tiny, -tiny, info.max, info.min, info.tiny, 1.0]).astype(scalar)
+
+
+@lru_cache(maxsize=None)
+def operands(dtype):
+    """33 read-only arrays of the longest count, different by source and index; a tenth of the floats are special."""
+    scalar = DTYPES[dtype][1]
+    rng = np.random.default_rng(list(dtype.encode()))
+    arrays = []
+    for _ in range(max(NSOURCES)):
+        if scalar.kind in "iu":
+            array = np.frombuffer(rng.bytes(COUNTS[-1] * scalar.itemsize), scalar).copy()
+        elif scalar.kind == "b":
+            array = rng.integers(0, 2, COUNTS[-1]).astype(np.bool_)
+        elif scalar.kind == "c":
+            parts = rng.standard_normal((2, COUNTS[-1]))
+            array = (parts[0] + 1j * parts[1]).astype(scalar)
+        else:
+            array = (rng.standard_normal(COUNTS[-1]) * 2.0 ** rng.integers(-4, 4, COUNTS[-1])).astype(scalar)
+            where = rng.random(COUNTS[-1]) < 0.1
+            array[where] = rng.choice(special_floats(scalar).astype(np.longdouble), where.sum()).astype(scalar)
+        array.flags.writeable = False
+        arrays.append(array)
+    return arrays
+
+
+def choose(op, a, b):
+    """MAX or MIN: the first NaN, else by value with -0 below +0; one operand's bits, never a computed value."""
+    x, y = (v.astype(np.float32) if v.dtype in (bfloat16, np.float16) else v for v in (a, b))
+    if op == "max":
+        better = (x > y) | ((x == y) & ~np.signbit(x))
+    else:
+        better = (x < y) | ((x == y) & np.signbit(x))
+    return np.where(np.isnan(x) | (better & ~np.isnan(y)), a, b)
+
+
+def complex_product(a, b):
+    """The textbook product in a's precision: NumPy's own may use fused multiply-add."""
+    out = np.empty_like(a)
+    out.real = a.real * b.real - a.imag * b.imag
+    out.imag = a.real * b.imag + a.imag * b.real
+    return out
+
+
+def combine(op, a, b):
+    kind = a.dtype.kind
+    if kind == "b":
+        return a | b if op in ("sum", "max") else a & b
+    if op in ("max", "min"):
+        if kind in "iu":
+            return np.maximum(a, b) if op == "max" else np.minimum(a, b)
+        return choose(op, a, b)
+    if op == "prod":
+        return complex_product(a, b) if kind == "c" else a * b
+    return a + b
+
+
+def truncated_quotient(array, divisor):
+    """C's integer division, in Python's integers."""
+    quotients = [abs(x) // divisor * (1 if x >= 0 else -1) for x in array.tolist()]
+    return np.array(quotients, dtype=array.dtype)
+
+
+def reference(op, dtype, sources, divisor=0):
+    """The fold in source order by NumPy alone."""
+    scalar = DTYPES[dtype][1]
+    wide = np.float32 if dtype in HALVES and op not in ("max", "min") else scalar
+    with np.errstate(all="ignore"):
+        result = sources[0].astype(wide)
+        for source in sources[1:]:
+            result = combine(op, result, source.astype(wide)).astype(wide, copy=False)
+        if divisor and scalar.kind in "iu":
+            result = truncated_quotient(result, divisor)
+        elif divisor and scalar.kind == "c":
+            result = (result.view(result.real.dtype) / result.real.dtype.type(divisor)).view(scalar)
+        elif divisor:
+            result = result / wide.type(divisor) if isinstance(wide, np.dtype) else result / wide(divisor)
+        return result.astype(scalar)
+
+
+@lru_cache(maxsize=None)
+def expected(op, dtype, nsources):
+    """The reference over the first nsources operands, all counts being its prefixes."""
+    return reference(op, dtype, operands(dtype)[:nsources], RANKS if op == "avg" else 0)
+
+
+def assert_same(got, want, exact_nan, context):
+    """Equal bit for bit; where a NaN was computed (not chosen), any NaN will do."""
+    assert got.dtype == want.dtype and got.shape == want.shape, context
+    if want.dtype.kind == "c":
+        got, want = got.view(got.real.dtype), want.view(want.real.dtype)
+    if want.dtype == np.longdouble:  # has padding bytes, which no arithmetic defines
+        same = (got == want) & (np.signbit(got) == np.signbit(want))
+    else:
+        size = want.dtype.itemsize
+        same = (bits(got).reshape(-1, size) == bits(want).reshape(-1, size)).all(axis=1)
+    if want.dtype.kind in "fV" and (not exact_nan or want.dtype == np.longdouble):
+        same |= np.isnan(got) & np.isnan(want)
+    wrong = np.flatnonzero(~same)
+    assert not len(wrong), f"{context}: {len(wrong)} wrong, first at {wrong[0]}: {got[wrong[0]]!r}, {want[wrong[0]]!r}"
+
+
+def check(op, dtype, got, want, context):
+    assert_same(got, want, op in ("max", "min"), f"{op} {dtype} {context}")
+
+
+class Guarded:
+    """Room for count elements at a byte offset from a 64-byte boundary, with guard bytes on both sides."""
+
+    def __init__(self, scalar, count, offset=0, values=None):
+        nbytes = count * scalar.itemsize
+        self.whole = np.full(GUARD + 64 + offset + nbytes + GUARD, GUARD_BYTE, np.uint8)
+        self.begin = GUARD + -(self.whole.ctypes.data + GUARD) % 64 + offset
+        self.raw = self.whole[self.begin : self.begin + nbytes]
+        self.scalar = scalar
+        if values is not None:
+            self.raw[:] = bits(values)
+
+    def values(self):
+        """The contents, copied to aligned memory."""
+        return self.raw.copy().view(self.scalar)
+
+    def assert_guards(self, context):
+        end = self.begin + len(self.raw)
+        assert (self.whole[: self.begin] == GUARD_BYTE).all(), f"{context}: bytes before dst were written"
+        assert (self.whole[end:] == GUARD_BYTE).all(), f"{context}: bytes after dst were written"
+
+
+@every_variant
+@every_reduction
+@pytest.mark.parametrize("nsources", NSOURCES)
+def test_equals_numpy(op, dtype, nsources, variant):
+    scalar = DTYPES[dtype][1]
+    for count in COUNTS:
+        dst = Guarded(scalar, count)
+        run(op, dtype, dst.raw, [s[:count] for s in operands(dtype)[:nsources]], variant)
+        check(op, dtype, dst.values(), expected(op, dtype, nsources)[:count], f"count {count}")
+        dst.assert_guards(f"count {count}")
+
+
+@every_variant
+@every_reduction
+@pytest.mark.parametrize("nsources", NSOURCES)
+def test_dst_may_be_any_source(op, dtype, nsources, variant):
+    """More than one 4 KiB tile of every dtype, so that a value written too early would be read again."""
+    count = 4500
+    want = expected(op, dtype, nsources)[:count]
+    for position in range(nsources):
+        sources = [s[:count] for s in operands(dtype)[:nsources]]
+        dst = Guarded(DTYPES[dtype][1], count, values=sources[position])
+        sources[position] = dst.raw
+        run(op, dtype, dst.raw, sources, variant)
+        check(op, dtype, dst.values(), want, f"in place of source {position}")
+        dst.assert_guards(f"in place of source {position}")
+
+
+@every_variant
+@every_reduction
+@pytest.mark.parametrize("nsources", [2, 3, 4])
+@pytest.mark.parametrize("count", [7, 4500])
+def test_any_address(op, dtype, nsources, count, variant):
+    """dst and sources one element, and odd numbers of bytes, off a boundary; each source differently."""
+    scalar = DTYPES[dtype][1]
+    want = expected(op, dtype, nsources)[:count]
+    for offset in {0, scalar.itemsize, 1, 3, 17, 63}:
+        sources = [
+            Guarded(scalar, count, (offset + 5 * i) % 64, s[:count]).raw
+            for i, s in enumerate(operands(dtype)[:nsources])
+        ]
+        dst = Guarded(scalar, count, offset)
+        run(op, dtype, dst.raw, sources, variant)
+        check(op, dtype, dst.values(), want, f"dst at offset {offset}")
+        dst.assert_guards(f"dst at offset {offset}")
+
+
+@every_variant
+@pytest.mark.parametrize("op", ["max", "min", "sum", "prod"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_of_any_source_propagates(op, dtype, variant):
+    """One NaN, in each source and at each place of a vector, makes that element NaN and no other."""
+    scalar = DTYPES[dtype][1]
+    count = 67
+    for position in range(5):
+        for index in range(count):
+            sources = [np.full(count, i + 1, dtype=scalar) for i in range(5)]
+            sources[position][index] = np.nan
+            dst = np.empty(count, scalar)
+            run(op, dtype, dst, sources, variant)
+            assert np.flatnonzero(np.isnan(dst)).tolist() == [index], f"source {position}, index {index}"
+
+
+@every_variant
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("dtype, unsigned, nans", [
+    ("float16", np.uint16, [0x7E01, 0xFE02, 0x7C03]),
+    ("bfloat16", np.uint16, [0x7FC1, 0xFFC2, 0x7F83]),
+    ("float32", np.uint32, [0x7FC00001, 0xFFC00002, 0x7F800003]),
+    ("float64", np.uint64, [0x7FF8000000000001, 0xFFF8000000000002, 0x7FF0000000000003]),
+])
+def test_first_nan_is_kept_bit_for_bit(op, dtype, unsigned, nans, variant):
+    """Quiet or signalling, of either sign: the first NaN in source order comes out unchanged."""
+    scalar = DTYPES[dtype][1]
+    one = np.ones(1, scalar).view(unsigned)[0]
+    rows = [[one, nans[0], nans[1]], [nans[1], one, nans[2]], [nans[2], nans[0], one], [one, one, nans[1]]]
+    columns = np.tile(np.array(rows, dtype=unsigned).T, (1, 20))
+    dst = np.empty(columns.shape[1], unsigned)
+    run(op, dtype, bits(dst), [np.ascontiguousarray(c) for c in columns], variant)
+    assert dst.tolist() == [nans[0], nans[1], nans[2], nans[1]] * 20
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_signed_zeros(dtype, variant):
+    """-0 counts as less than +0, whichever comes first; a sum is -0 only if all are."""
+    scalar = DTYPES[dtype][1]
+    a, b = (np.tile(np.array(v, dtype=scalar), 20) for v in ([0.0, -0.0, 0.0, -0.0], [0.0, 0.0, -0.0, -0.0]))
+    for op, negative in {"max": [0, 0, 0, 1], "min": [0, 1, 1, 1], "sum": [0, 0, 0, 1], "prod": [0, 1, 1, 0]}.items():
+        dst = np.ones(len(a), scalar)
+        run(op, dtype, dst, [a, b], variant)
+        assert (dst == 0).all() and np.signbit(dst).astype(int).tolist() == negative * 20, op
+
+
+@every_variant
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_16_bit_pattern(op, dtype, variant):
+    """All 65536 values against 20 shuffles of them: subnormals, ties, overflow, NaN, infinities."""
+    scalar = DTYPES[dtype][1]
+    patterns = np.arange(1 << 16).astype(np.uint16)
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        pair = [patterns.view(scalar), rng.permutation(patterns).view(scalar)]
+        dst = np.empty(1 << 16, scalar)
+        run(op, dtype, dst, pair, variant)
+        check(op, dtype, dst, reference(op, dtype, pair), "all patterns")
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_16_bit_pattern_survives_the_conversions(dtype, variant):
+    """x + -0 is x: each value is widened and rounded back unchanged, on the vector path and on the last elements."""
+    scalar = DTYPES[dtype][1]
+    patterns = np.arange(1 << 16).astype(np.uint16).view(scalar)
+    for count in (1 << 16, 5):
+        for begin in range(0, 1 << 16, count if count > 5 else 997):
+            part = patterns[begin : begin + count].copy()
+            for nsources in (2, 3):
+                dst = np.empty_like(part)
+                run("sum", dtype, dst, [part] + [np.full_like(part, -0.0)] * (nsources - 1), variant)
+                check("sum", dtype, dst, part, f"{nsources} sources from {begin}")
+
+
+@every_variant
+@pytest.mark.parametrize("dtype, ulp_at_one", [("float16", 2.0**-10), ("bfloat16", 2.0**-7)])
+def test_halves_round_once_and_to_even(dtype, ulp_at_one, variant):
+    scalar = DTYPES[dtype][1]
+    half, quarter = ulp_at_one / 2, ulp_at_one / 4
+    cases = [  # sources, result
+        ([1.0, half], 1.0),  # a tie goes to the even neighbour, below
+        ([1.0 + ulp_at_one, half], 1.0 + 2 * ulp_at_one),  # and above
+        ([1.0, quarter, half], 1.0 + ulp_at_one),
+        ([1.0, quarter, quarter, quarter], 1.0 + ulp_at_one),  # rounding at each step would stay at 1
+        ([-1.0, -quarter, -quarter, -quarter], -1.0 - ulp_at_one),
+    ]
+    for values, want in cases:
+        for count in (1, 40):
+            dst = np.empty(count, scalar)
+            run("sum", dtype, dst, [np.full(count, v, scalar) for v in values], variant)
+            assert dst.astype(float).tolist() == [want] * count, values
+
+
+@every_variant
+def test_float16_overflow(variant):
+    """65519.99 is the last to round to the greatest float16; a float32 sum may pass it and come back."""
+    f16 = np.float16
+    cases = {(65504, 15): 65504, (65504, 16): np.inf, (-65504, -16): -np.inf, (60000, 60000, -60000): 60000,
+             (60000, 60000): np.inf, (np.inf, -np.inf): np.nan}
+    for values, want in cases.items():
+        dst = np.empty(40, f16)
+        run("sum", "float16", dst, [np.full(40, v, f16) for v in values], variant)
+        np.testing.assert_array_equal(dst, np.full(40, want, f16), err_msg=str(values))
+    dst = np.empty(40, f16)
+    run("avg", "float16", dst, [np.full(40, 60000, f16)] * 4, variant, divisor=4)
+    assert (dst == f16(60000)).all()
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_wrap_and_divide_toward_zero(dtype, variant):
+    scalar = DTYPES[dtype][1]
+    info = np.iinfo(scalar)
+    dst = np.empty(70, scalar)
+    run("sum", dtype, dst, [np.full(70, info.max, scalar), np.ones(70, scalar)], variant)
+    assert (dst == info.min).all()
+    run("prod", dtype, dst, [np.full(70, info.max, scalar), np.full(70, info.max, scalar)], variant)
+    assert (dst == 1).all()
+    dividend = -7 if info.min < 0 else 7
+    run("avg", dtype, dst, [np.full(70, dividend, scalar)], variant, divisor=2)
+    assert (dst == (-3 if info.min < 0 else 3)).all()
+    for divisor in (1, 300, 2**31 - 1):
+        values = np.resize(np.array([info.min, info.max, 0, 1], dtype=scalar), 70)
+        run("avg", dtype, dst, [values], variant, divisor=divisor)
+        assert (dst == truncated_quotient(values, divisor)).all(), divisor
+
+
+@every_variant
+@pytest.mark.parametrize("op", ["sum", "max", "prod", "min"])
+@pytest.mark.parametrize("nsources", [1, 2, 3, 5])
+def test_any_nonzero_byte_is_true(op, nsources, variant):
+    rng = np.random.default_rng(nsources)
+    sources = [rng.choice(np.array([0, 0, 1, 2, 0x80, 0xFF], np.uint8), 5000) for _ in range(nsources)]
+    dst = np.full(5000, 9, np.uint8)
+    run(op, "bool", dst, sources, variant)
+    truth = np.array(sources) != 0
+    assert (dst == (truth.any(axis=0) if op in ("sum", "max") else truth.all(axis=0))).all()
+
+
+@every_variant
+@pytest.mark.parametrize("op, dtype", [(o, d) for o, d in DEFINED if o == "avg"])
+def test_avg_divides_only_when_told(op, dtype, variant):
+    """A divisor of 0, an inner step of AVG, is SUM."""
+    sources = [s[:4500] for s in operands(dtype)[:3]]
+    dst = np.empty_like(sources[0])
+    run("avg", dtype, dst, sources, variant, divisor=0)
+    check("avg", dtype, dst, reference("sum", dtype, sources), "without divisor")
+    run("avg", dtype, dst, sources[:1], variant, divisor=3)
+    check("avg", dtype, dst, reference("sum", dtype, sources[:1], 3), "one source")
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int64"])
+def test_1024_sources(dtype, variant):
+    scalar = DTYPES[dtype][1]
+    sources = [np.full(1500, i % 5, scalar) for i in range(1024)]
+    dst = np.empty(1500, scalar)
+    run("sum", dtype, dst, sources, variant)
+    assert (dst == sum(i % 5 for i in range(1024))).all()
+
+
+def test_table_holds_what_is_documented():
+    assert set(_kernels.defined()) == {(OPS[op], DTYPES[dtype][0]) for op, dtype in DEFINED}
+
+
+@pytest.mark.parametrize("op, dtype", [(OPS[o], DTYPES[d][0]) for o, d in sorted(UNDEFINED)] + [
+    (0, 10), (0, 11), (0, 12), (0, 31), (0, 38), (0, -1), (5, 7), (-1, 7),
+])
+def test_undefined_reductions_are_refused(op, dtype):
+    a = np.zeros(16, np.uint8)
+    with pytest.raises(TypeError):
+        _kernels.reduce(op, dtype, a, [a])
+
+
+def test_wrong_arguments_are_refused():
+    a, short, read_only = np.zeros(16, np.uint8), np.zeros(12, np.uint8), np.zeros(16, np.uint8)
+    read_only.flags.writeable = False
+    for dst, sources, variant in [
+        (a, [], None),
+        (a, [a] * 1025, None),
+        (a, [a, short], None),
+        (np.zeros(15, np.uint8), [np.zeros(15, np.uint8)], None),
+        (a, [a], "avx1024"),
+        (read_only, [a], None),
+    ]:
+        with pytest.raises(ValueError):
+            _kernels.reduce(0, 7, dst, sources, 0, variant)
