@@ -33,7 +33,9 @@ build: .venv/built ## set up .venv and compile
 
 .venv/built: environment $(SOURCES)
 	@if [ ! -e $@ ] || [ -n "$(filter-out environment,$?)" ]; then \
-	    echo "hetccl: compile" && $(RUN) python setup.py --quiet build_ext --inplace && touch $@; fi
+	    echo "hetccl: compile (a minute or so)"; mkdir -p build; \
+	    $(RUN) python setup.py build_ext --inplace --parallel $$(nproc) >build/log 2>&1 || { cat build/log; exit 1; }; \
+	    touch $@; fi
 
 environment:
 	@$(SETUP)
