@@ -16,11 +16,13 @@ class Timing:
     """One library in one mode and size.
 
     us           : microseconds, the median over iterations of the slowest rank's time
+    min_us       : the least of them: the time without what else the machine does
     p95_us       : their 95th percentile
     algbw, busbw : GB/s (1e9 bytes)
     """
 
     us: float
+    min_us: float
     p95_us: float
     algbw: float
     busbw: float
@@ -123,8 +125,9 @@ class Bench:
     def _timing(self, seconds, nbytes):
         median = float(np.median(seconds))
         algbw = nbytes / median / 1e9
-        p95 = float(np.percentile(seconds, PERCENTILE))
-        return Timing(median * 1e6, p95 * 1e6, algbw, algbw * self.collective.factor(self.world.size))
+        least, p95 = float(np.min(seconds)), float(np.percentile(seconds, PERCENTILE))
+        busbw = algbw * self.collective.factor(self.world.size)
+        return Timing(median * 1e6, least * 1e6, p95 * 1e6, algbw, busbw)
 
     def _prepare(self, mode, count):
         """Fill the buffers with this rank's input, and what is to be overwritten with bytes that no result has."""

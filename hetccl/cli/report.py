@@ -96,7 +96,18 @@ def write(args, header, rows):
     if args.csv:
         with args.csv.open("w", newline="") as file:
             writer = csv.writer(file)
-            fields = ("us", "p95_us", "algbw", "busbw", "wrong", "peer_us", "peer_p95_us", "ratio")
+            fields = (
+                "us",
+                "min_us",
+                "p95_us",
+                "algbw",
+                "busbw",
+                "wrong",
+                "peer_us",
+                "peer_min_us",
+                "peer_p95_us",
+                "ratio",
+            )
             writer.writerow(["collective", "datatype", "op", "root", "ranks", "nbytes", "count", "mode", *fields])
             for row in rows:
                 for mode in MODES:
@@ -108,8 +119,8 @@ def _record(header, row, mode):
     result = getattr(row, mode)
     ours, peer = result.ours, result.peer
     key = [header[name] for name in ("collective", "datatype", "op", "root", "ranks")]
-    times = [ours.us, ours.p95_us, ours.algbw, ours.busbw, result.wrong]
-    against = [peer.us, peer.p95_us, result.ratio] if peer else [None, None, None]
+    times = [ours.us, ours.min_us, ours.p95_us, ours.algbw, ours.busbw, result.wrong]
+    against = [peer.us, peer.min_us, peer.p95_us, result.ratio] if peer else [None] * 4
     return [*key, row.nbytes, row.count, mode, *times, *against]
 
 

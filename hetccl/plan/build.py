@@ -7,7 +7,7 @@ from .builder import Builder
 from .layout import Layout
 from .steps import COLLECTIVES, ROOTED, Plan, in_place_alias
 
-# collective -> algorithm -> generator. The flat ones take all ranks as one island; those of _BY_ISLAND go by the islands.
+# collective -> algorithm -> generator. The flat ones take all ranks as one island; the others go by the islands.
 _FLAT = {
     "allreduce": {
         "recursive_doubling": flat.allreduce_recursive_doubling,

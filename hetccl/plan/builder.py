@@ -1,7 +1,7 @@
 """Builds one rank's program and works out what each step must wait for. Used by the generators alone.
 
 Generators say what is read and written; a step is put `after` every earlier step that touches the same memory when one
-of the two writes it, both with IN and OUT apart and in place, and no more: what already follows from other entries is left out.
+of the two writes it, with IN and OUT apart and in place. What already follows from other entries is left out.
 
 A region is (buf, unit, lo, hi) with integer positions (layout.py).
 """
@@ -48,7 +48,8 @@ class Builder:
 
     def copy(self, stage, region, source):
         """Copy a region to another."""
-        return self._add(Copy(self._block(region), self._block(source), stage, self._waits([source], [region], copy=True)))
+        waits = self._waits([source], [region], copy=True)
+        return self._add(Copy(self._block(region), self._block(source), stage, waits))
 
     def vendor(self, stage, op, region, source, ranks, root=-1, final=False):
         """Let the vendor CCL of an island run `op`; region and source as in Vendor, None where not touched."""
@@ -72,7 +73,7 @@ class Builder:
         return block
 
     def _waits(self, reads, writes, control=(), copy=False):
-        """Record the accesses of the next step; return the least `after` that orders it behind those it clashes with."""
+        """Record the accesses of the next step; return the least `after` that orders it behind its clashes."""
         step = len(self._steps)
         clashes = set(control)
         for table, alias in self._views:

@@ -1,7 +1,7 @@
 """Algorithms that take all ranks as alike: for one island, or for host ranks that all reach each other.
 
-Each generator writes one rank's program: (layout, builder) -> None, for two ranks or more (but `alone`, `nothing`). The direct and split
-algorithms are those of hierarchical.py with a single island.
+Each generator writes one rank's program: (layout, builder) -> None, for two ranks or more, but for `alone` and
+`nothing`. The direct and split algorithms are those of hierarchical.py with a single island.
 """
 
 from .layout import after, cut
@@ -164,10 +164,15 @@ def reduce_binomial(layout, b):
 
 
 def barrier_dissemination(layout, b):
-    """log2(p) rounds of tokens to ranks at doubling distance; each waits for the round before."""
+    """log2(p) rounds of tokens to ranks at doubling distance.
+
+    The token of distance d tells of the d ranks up to its sender, or as many as its receiver still misses; it waits for
+    the rounds in which the sender hears of those.
+    """
     me, size, whole = layout.rank, layout.size, layout.whole
-    arrived, distance = (), 1
+    arrived, distance = [], 1
     while distance < size:
-        b.send(0, (IN, 0, *whole), (me + distance) % size, arrived)
-        arrived = (b.recv(0, (OUT, 0, *whole), (me - distance) % size),)
+        rounds = (min(distance, size - distance) - 1).bit_length()
+        b.send(0, (IN, 0, *whole), (me + distance) % size, arrived[:rounds])
+        arrived.append(b.recv(0, (SCRATCH, len(arrived), *whole), (me - distance) % size))
         distance *= 2

@@ -1,9 +1,9 @@
 """Algorithms for islands: stage 0 inside the island, stage 1 across, stage 2 inside again.
 
-Each generator writes one rank's program: (layout, builder, split) -> None, for two ranks or more. With `split` a unit is
-cut into one share per rank of an island, so that every rank takes part in the cross traffic and each island sends the
-least it can; without, one rank handles a unit whole: fewest messages and rounds, for small ones. A single island has no
-stage 1; that is how the flat direct and split algorithms are made.
+Each generator writes one rank's program: (layout, builder, split) -> None, for two ranks or more. With `split` a unit
+is cut into one share per rank of an island, so that every rank takes part in the cross traffic and each island sends
+the least it can; without, one rank handles a unit whole: fewest messages and rounds, for small ones. A single island
+has no stage 1; that is how the flat direct and split algorithms are made.
 
 Inside an island the stages are sends and reduces of our own ("flat") or calls of the vendor CCL ("vendor"). Across,
 reductions take the islands in order, so that all ranks get bitwise equal results.
@@ -13,7 +13,7 @@ from itertools import count
 
 from . import flat
 from .islands import partial_sums, reduce_to_owners, spread_from_owners
-from .layout import cut, pieces
+from .layout import after, cut, pieces
 from .steps import Buf, Peer
 
 IN, OUT, SCRATCH = Buf.IN, Buf.OUT, Buf.SCRATCH
@@ -91,11 +91,11 @@ def _allreduce_small(layout, b):
     b.reduce(1, (OUT, 0, *whole), operands, final=True)
 
 
-def _serve_others(layout, b, region, after=()):
+def _serve_others(layout, b, region, arrived=()):
     """Send a region to the ranks of the other islands that count on this rank for its island's data."""
     for i in layout.others():
         for peer in layout.islands[i][layout.index[layout.rank] :: len(layout.island)]:
-            b.send(1, region, peer, after)
+            b.send(1, region, peer, arrived)
 
 
 def _server(layout, i):
@@ -173,7 +173,7 @@ def _scatter_from_root(layout, b, place, shares):
 
 def _bcast_arrive(layout, b, home, mine):
     """An island that is not the root's gets one part of each piece, and exchanges it with the others of its kind."""
-    arriving = [i for i in range(home + 1, layout.count)] + [i for i in range(home)]  # as layout.others() at home
+    arriving = after(range(layout.count), home)  # as layout.others() at home
     parts = {lo: dict(zip(arriving, cut(lo, hi, layout.count - 1))) for lo, hi, _ in mine}
     fellows = [i for i in layout.others() if i != home]
     for lo, _, owners in mine:
@@ -246,9 +246,7 @@ def reduce_scatter_block(layout, b, split):
             if me in owners.values():
                 b.send(1, (*partial[rank], lo, hi), rank)
     for lo, hi, owners in _arrivals(layout, me, split):
-        operands = [
-            (*partial[me], lo, hi) if i == layout.mine else Peer(owners[i]) for i in range(layout.count)
-        ]
+        operands = [(*partial[me], lo, hi) if i == layout.mine else Peer(owners[i]) for i in range(layout.count)]
         b.reduce(1, (OUT, 0, lo, hi), operands, final=True)
 
 
@@ -270,7 +268,8 @@ def alltoall(layout, b, in_place):
                 b.copy(0, (SCRATCH, rank, *whole), (IN, rank, *whole))
         b.vendor(0, "alltoall", (OUT, 0, *whole), (source, 0, *whole), layout.island)
     else:
-        b.copy(0, (OUT, me, *whole), (IN, me, *whole))
+        if not in_place:
+            b.copy(0, (OUT, me, *whole), (IN, me, *whole))
         _pairs(layout, b, 0, layout.mates(), in_place, slots)
     _pairs(layout, b, 1, layout.foreign(), in_place, slots)
 
@@ -290,16 +289,18 @@ def _pairs(layout, b, stage, peers, in_place, slots):
 
 
 def barrier(layout, b):
-    """Tokens inside the island, then to the ranks of other islands that count on this one: two rounds."""
-    token, sink = (IN, 0, *layout.whole), (OUT, 0, *layout.whole)
-    arrived = ()
+    """Tokens inside the island, then to the ranks of other islands that count on this one: two rounds.
+
+    Each token gets a place of its own, so that none waits for another to be taken.
+    """
+    token, slots, arrived = (IN, 0, *layout.whole), count(), []
     if len(layout.island) > 1 and layout.inner == "vendor":
-        arrived = (b.vendor(0, "allreduce", sink, token, layout.island),)
+        arrived.append(b.vendor(0, "allreduce", (OUT, 0, *layout.whole), token, layout.island))
     else:
         for peer in layout.mates():
             b.send(0, token, peer)
         for peer in reversed(layout.mates()):
-            arrived = (b.recv(0, sink, peer),)  # each receive into the sink waits for the one before
+            arrived.append(b.recv(0, (SCRATCH, next(slots), *layout.whole), peer))
     _serve_others(layout, b, token, arrived)
     for i in layout.others():
-        b.recv(1, sink, _server(layout, i))
+        b.recv(1, (SCRATCH, next(slots), *layout.whole), _server(layout, i))

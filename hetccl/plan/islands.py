@@ -45,9 +45,8 @@ def spread_from_owners(layout, b, stage, place, shares, served=None):
         if len(shares) > 1:
             b.vendor(stage, "allgather", everything, by_owner[me], layout.island)
         else:
-            b.vendor(
-                stage, "broadcast", None if me in by_owner else everything, by_owner.get(me), layout.island, shares[0][0]
-            )
+            target = None if me in by_owner else everything
+            b.vendor(stage, "broadcast", target, by_owner.get(me), layout.island, shares[0][0])
         return
     if me in by_owner:
         for peer in layout.mates():

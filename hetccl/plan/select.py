@@ -1,7 +1,7 @@
 """Which algorithm for which message: a table per collective, looked up at the call.
 
-A message's size is that of one unit (steps.units): what an all-reduce reduces, what a rank gives to an all-gather, what a
-rank gets of a reduce-scatter, what a pair exchanges in an all-to-all.
+A message's size is that of one unit (steps.units): what an all-reduce reduces, what a rank gives to an all-gather,
+what a rank gets of a reduce-scatter, what a pair exchanges in an all-to-all.
 """
 
 # To this many ranks everybody can send to everybody: beyond, p-1 messages cost more than log2(p) rounds. Estimate.

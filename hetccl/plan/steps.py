@@ -107,9 +107,9 @@ class Vendor:
     allgather       all parts                                part j of the block
     alltoall        unit block.unit+r: what rank r sent      unit source.unit+r: what goes to rank r, for r in ranks
 
-    Part j of [lo, hi) is [lo + (hi-lo)*j/s, lo + (hi-lo)*(j+1)/s). Where n does not cut evenly the parts differ in length, and
-    the executor makes one grouped reduce or broadcast per part. `root` is a rank of the communicator, -1 where the op
-    has none. `final` as in Reduce. Vendor steps of a rank run in program order, one after another.
+    Part j of [lo, hi) is [lo + (hi-lo)*j/s, lo + (hi-lo)*(j+1)/s). Where n does not cut evenly the parts differ in
+    length, and the executor makes one grouped reduce or broadcast per part. `root` is a rank of the communicator, -1
+    where the op has none. `final` as in Reduce. Vendor steps of a rank run in program order, one after another.
     """
 
     op: str

@@ -25,7 +25,8 @@ class PlanError(HetcclError):
 
 def fault(programs, rank, step, reason):
     """Return a PlanError that names the step."""
-    return PlanError(f"rank {rank}, step {step} ({describe(programs[rank].steps[step])}): {reason}", rank=rank, step=step)
+    what = describe(programs[rank].steps[step])
+    return PlanError(f"rank {rank}, step {step} ({what}): {reason}", rank=rank, step=step)
 
 
 class Run:
@@ -167,7 +168,20 @@ class Run:
     def _deadlock(self):
         stuck = [node for node in self.order if node not in self.end]  # sends that nobody consumes
         stuck += [node for node in self.groups if node not in self.end]
-        stuck += [(r, i) for r, program in enumerate(self.programs) for i in range(len(program.steps)) if (r, i) not in self.end]
-        shown = "; ".join(f"rank {r} step {i} ({describe(self.programs[r].steps[i])})" for r, i in dict.fromkeys(stuck[:4]))
+        everything = [(rank, i) for rank, program in enumerate(self.programs) for i in range(len(program.steps))]
+        stuck = list(dict.fromkeys([*stuck, *(node for node in everything if node not in self.end)]))
+        shown = "; ".join(f"rank {r} step {i} ({describe(self.programs[r].steps[i])})" for r, i in stuck[:4])
         rank, step = stuck[0]
-        return PlanError(f"deadlock: {len(set(stuck))} steps never complete, among them {shown}", rank=rank, step=step)
+        return PlanError(f"deadlock: {len(stuck)} steps never complete, among them {shown}", rank=rank, step=step)
+
+
+def rounds(plan):
+    """Return how many messages or vendor calls must follow one another until the last rank is done."""
+    return int(max(Run([plan.program(rank) for rank in range(plan.size)], local_rounds=0.0).end.values(), default=0))
+
+
+def units_sent(plan, rank, across=False):
+    """Return how many units (a Fraction) a rank sends itself, or only those it sends to other islands."""
+    home = {member: island for island in plan.islands for member in island}
+    sends = [step for step in plan.program(rank).steps if isinstance(step, Send)]
+    return sum(s.block.hi - s.block.lo for s in sends if not across or home[s.peer] != home[rank])

@@ -1,12 +1,13 @@
 """Proves a plan for all ranks together, for every count at once.
 
-All units are cut at every border that occurs in the plan; each interval of each buffer holds a symbolic value: nothing, one
-rank's data, or a reduce over values in an order. The steps run over these values in the order of strict.py. What
+All units are cut at every border that occurs in the plan; each interval of each buffer holds a symbolic value: nothing,
+one rank's data, or a reduce over values in an order. The steps run over these values in the order of strict.py. What
 holds for the intervals holds for every n, since floor(n*x) keeps the order of the borders.
 """
 
-from .steps import REDUCTIONS, Buf, Copy, Peer, Recv, Reduce, Send, Vendor, in_place_alias, units
+from .steps import Buf, Copy, Peer, Recv, Reduce, Send, Vendor, in_place_alias, units
 from .strict import PlanError, Run, fault
+from .values import Values
 
 __all__ = ["PlanError", "verify"]
 
@@ -18,10 +19,10 @@ def verify(plan, in_place=None):
 
     in_place : False, True, or None: each way that the plan must stand (both, but for alltoall only its own)
 
-    Proved: outputs hold what MPI says, each contribution exactly once, by the same reduce order on all ranks; `final` is on
-    the last reduce of each output and nowhere else; messages match; no deadlock when a Send completes only once it is
-    consumed; nothing undefined is read, IN is not written, SCRATCH is not overrun; any two steps of a rank that touch
-    the same memory, one of them writing, are ordered by `after`.
+    Proved: outputs hold what MPI says, each contribution exactly once, by the same reduce order on all ranks; `final` is
+    on the last reduce of each output and nowhere else; messages match; no deadlock when a Send completes only once it
+    is consumed; nothing undefined is read, IN is not written, SCRATCH is not overrun; any two steps of a rank that
+    touch the same memory, one of them writing, are ordered by `after`.
     """
     programs = [plan.program(rank) for rank in range(plan.size)]
     check = _Check(plan, programs)
@@ -39,7 +40,8 @@ class _Check:
         self.plan = plan
         self.programs = programs
         self.sizes = [
-            (*units(plan.collective, plan.size, rank, plan.root), program.scratch) for rank, program in enumerate(programs)
+            (*units(plan.collective, plan.size, rank, plan.root), program.scratch)
+            for rank, program in enumerate(programs)
         ]
         self._spans = {}  # id(block) -> (first interval, last + 1); the programs keep the blocks alive
         for rank, program in enumerate(programs):
@@ -132,7 +134,7 @@ class _Check:
         self.bases = [self._base(rank, in_place) for rank in range(self.plan.size)]
         for rank in range(self.plan.size):
             self._check_races(rank)
-        _Values(self).run()
+        Values(self).run()
 
     def _base(self, rank, in_place):
         """Return {(buf, unit): number of its first interval in the rank's memory}."""
@@ -200,204 +202,6 @@ class _Check:
 
     def name(self, rank, where):
         """Return a place in the rank's memory as text."""
-        names = [f"{Buf(buf).name}[{unit}]" for (buf, unit), base in self.bases[rank].items() if base <= where < base + self.width]
-        k = where % self.width
+        base, k = where - where % self.width, where % self.width
+        names = [f"{Buf(buf).name}[{unit}]" for (buf, unit), first in self.bases[rank].items() if first == base]
         return f"{'='.join(names)} {self.borders[k]}..{self.borders[k + 1]}"
-
-
-class _Values:
-    """Symbolic values, by number: 0 nothing, then one per rank and unit of IN, then reduces as they are made."""
-
-    def __init__(self, check):
-        self.check, self.plan, self.programs = check, check.plan, check.programs
-        self.size = self.plan.size
-        self.reducing = self.plan.collective in REDUCTIONS
-        inputs = max(size[0] for size in check.sizes)
-        # Contributions of a value: bit unit * size + rank.
-        self.held = [0] + [1 << k for k in range(inputs * self.size)]
-        self.finished = [False] * len(self.held)
-        self.made = {}
-        self.memory = []
-        for rank in range(self.size):
-            base = check.bases[rank]
-            cells = [0] * (max(base.values(), default=0) + check.width)
-            for unit in range(check.sizes[rank][0]):
-                start = base[0, unit]
-                cells[start : start + check.width] = [self.leaf(rank, unit)] * check.width
-            self.memory.append(cells)
-        self.messages = {}
-        self.heard = {}  # node -> ranks whose arrival it follows (barrier)
-
-    def leaf(self, rank, unit):
-        """Return the number of one rank's unit of IN."""
-        return 1 + unit * self.size + rank
-
-    def run(self):
-        """Run all steps, then look at the outputs."""
-        for rank, i in self.check.order.order:
-            step = self.programs[rank].steps[i]
-            if isinstance(step, Send):
-                self.messages[rank, i] = self.read(rank, i, step.block)
-            elif isinstance(step, Recv):
-                (sender,) = self.check.order.senders[rank, i]
-                self.write(rank, step.block, self.messages[sender])
-            elif isinstance(step, Reduce):
-                incoming = iter(self.check.order.senders[rank, i])
-                rows = [
-                    self.messages[next(incoming)] if isinstance(source, Peer) else self.read(rank, i, source)
-                    for source in step.sources
-                ]
-                self.write(rank, step.block, self.reduce(rank, i, rows, step.final))
-            elif isinstance(step, Copy):
-                self.write(rank, step.block, self.read(rank, i, step.source))
-            else:
-                self.vendor(self.check.order.groups[rank, i])
-            if self.plan.collective == "barrier":
-                self.hear(rank, i)
-        self.look()
-
-    def read(self, rank, i, block, unit=0):
-        """Return the values of a block."""
-        lo, hi = self.check.place(rank, block, unit)
-        row = self.memory[rank][lo:hi]
-        if 0 in row:
-            where = self.check.name(rank, lo + row.index(0))
-            raise fault(self.programs, rank, i, f"reads {where}, which holds nothing yet")
-        return row
-
-    def write(self, rank, block, row, unit=0):
-        """Set the values of a block."""
-        lo, hi = self.check.place(rank, block, unit)
-        self.memory[rank][lo:hi] = row
-
-    def reduce(self, rank, i, rows, final):
-        """Return the values of a reduce over rows of values."""
-        return [self.combine(rank, i, operands, final) for operands in zip(*rows)]
-
-    def combine(self, rank, i, operands, final):
-        """Return the number of a reduce over values, equal for equal operands in equal order (two may be swapped)."""
-        if len(operands) == 1 and not final:
-            return operands[0]
-        key = (tuple(sorted(operands)) if len(operands) == 2 else operands, final)
-        if key in self.made:
-            return self.made[key]
-        held = 0
-        for value in operands:
-            if self.reducing and held & self.held[value]:
-                raise fault(self.programs, rank, i, f"counts {self.whose(held & self.held[value])} twice")
-            if self.finished[value]:
-                raise fault(self.programs, rank, i, "reduces on from a final reduce")
-            held |= self.held[value]
-        if self.reducing and final != self.complete(held):
-            missing = self.whose(self.full(held) & ~held)
-            reason = f"is final, but {missing} is missing" if final else "completes an output, but is not final"
-            raise fault(self.programs, rank, i, reason)
-        self.held.append(held)
-        self.finished.append(final)
-        self.made[key] = len(self.held) - 1
-        return self.made[key]
-
-    def full(self, held):
-        """Return all contributions to the unit of the first one held."""
-        unit = ((held & -held).bit_length() - 1) // self.size
-        return ((1 << self.size) - 1) << unit * self.size
-
-    def complete(self, held):
-        """Return whether these are all contributions to one unit."""
-        return held == self.full(held)
-
-    def whose(self, held):
-        """Return contributions as text."""
-        owners = [divmod(k, self.size) for k in range(held.bit_length()) if held >> k & 1]
-        return ", ".join(f"rank {rank}'s IN[{unit}]" for unit, rank in owners) or "nothing"
-
-    def vendor(self, group):
-        """Run one vendor call for all members of an island."""
-        steps = [self.programs[rank].steps[i] for rank, i in group]
-        op, ranks = steps[0].op, steps[0].ranks
-        sources = [
-            [self.read(*node, step.source, unit) for unit in (ranks if op == "alltoall" else (0,))] if step.source else None
-            for node, step in zip(group, steps)
-        ]
-        for j, ((rank, i), step) in enumerate(zip(group, steps)):
-            if step.block is None:
-                continue
-            if op == "alltoall":
-                for k, unit in enumerate(ranks):
-                    self.write(rank, step.block, sources[k][j], unit)
-                continue
-            self.write(rank, step.block, self.vendor_result(rank, i, step, steps, sources))
-
-    def vendor_result(self, rank, i, step, steps, sources):
-        """Return the values that one member gets."""
-        check, borders = self.check, {other.source[2:] for other in steps if other.source}
-        if step.op != "allgather" and len(borders) > 1:
-            raise fault(self.programs, rank, i, "the members give blocks with different borders")
-        if step.op == "allgather":
-            row = [value for (part,) in sources for value in part]
-            if [other.block[2:] for other in steps] != [step.block[2:]] * len(steps):
-                raise fault(self.programs, rank, i, "the members gather blocks with different borders")
-            return row
-        if step.op == "broadcast":
-            root = step.ranks.index(step.root)
-            if step.block[2:] != steps[root].source[2:]:
-                raise fault(self.programs, rank, i, "the root sends a block with other borders")
-            return sources[root][0]
-        lo, hi = (where - check.bases[rank][step.block.buf, step.block.unit] for where in check.place(rank, step.block))
-        first = check.place(rank, step.source)[0] - check.bases[rank][step.source.buf, step.source.unit]
-        return self.reduce(rank, i, [row[lo - first : hi - first] for (row,) in sources], step.final)
-
-    def hear(self, rank, i):
-        """Note whose arrival a step follows, by its own rank's order and by its messages."""
-        for member, k in self.check.order.groups.get((rank, i), [(rank, i)]):
-            self.heard[member, k] = 1 << member
-            for earlier in self.programs[member].steps[k].after:
-                self.heard[member, k] |= self.heard[member, earlier]
-            for sender in self.check.order.senders.get((member, k), ()):
-                self.heard[member, k] |= self.heard[sender]
-        group = self.check.order.groups.get((rank, i), ())
-        together = 0
-        for node in group:
-            together |= self.heard[node]
-        self.heard.update(dict.fromkeys(group, together))
-
-    def look(self):
-        """Compare the outputs of all ranks with what the collective says."""
-        collective, size = self.plan.collective, self.size
-        if collective == "barrier":
-            self.look_barrier()
-            return
-        first = {}
-        for rank in range(size):
-            for unit in range(self.check.sizes[rank][1]):
-                base = self.check.bases[rank][1, unit]
-                for k in range(self.check.width):
-                    value, where = self.memory[rank][base + k], self.check.name(rank, base + k)
-                    if self.reducing:
-                        self.look_reduced(rank, where, value, rank if collective == "reduce_scatter_block" else 0)
-                        if collective == "allreduce" and first.setdefault(k, value) != value:
-                            raise PlanError(f"rank {rank} reduces {where} in another order than rank 0", rank=rank)
-                        continue
-                    source = {"bcast": (self.plan.root, 0), "allgather": (unit, 0), "alltoall": (unit, rank)}[collective]
-                    if value != self.leaf(*source):
-                        held = self.whose(self.held[value])
-                        raise PlanError(f"rank {rank}: {where} must hold {self.whose(self.held[self.leaf(*source)])}; it holds {held}", rank=rank)
-
-    def look_reduced(self, rank, where, value, unit):
-        """One interval of a reduced output: complete, and divided unless there is one rank alone."""
-        wanted = ((1 << self.size) - 1) << unit * self.size
-        held = self.held[value]
-        if held != wanted:
-            raise PlanError(f"rank {rank}: {where} lacks {self.whose(wanted & ~held)} and has {self.whose(held & ~wanted)} too much", rank=rank)
-        if self.size > 1 and not self.finished[value]:
-            raise PlanError(f"rank {rank}: {where} comes from a reduce that is not final", rank=rank)
-
-    def look_barrier(self):
-        """Every rank must follow every rank's arrival."""
-        for rank, program in enumerate(self.programs):
-            heard = 1 << rank
-            for i in range(len(program.steps)):
-                heard |= self.heard[rank, i]
-            missing = [peer for peer in range(self.size) if not heard >> peer & 1]
-            if missing:
-                raise PlanError(f"rank {rank} can leave the barrier before ranks {missing} have arrived", rank=rank)

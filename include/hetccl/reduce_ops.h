@@ -161,7 +161,7 @@ typedef struct __attribute__((packed, may_alias)) { float re, im; } hetccl_c64_t
 typedef struct __attribute__((packed, may_alias)) { double re, im; } hetccl_c128_t;
 
 /* The textbook product, each operation rounded: no recovery of infinities (C's Annex G), which would cost a call.
- * Two sums, not a difference and a sum: GCC 11 to 12 make a fused fmaddsub of the latter even under -ffp-contract=off. */
+ * Two sums, not a difference and a sum: GCC 12 makes a fused fmaddsub of the latter even under -ffp-contract=off. */
 HETCCL_OP hetccl_c64_t hetccl_c64_mul(hetccl_c64_t a, hetccl_c64_t b)
 {
     hetccl_c64_t p = {a.re * b.re + a.im * -b.im, a.re * b.im + a.im * b.re};

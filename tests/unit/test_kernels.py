@@ -4,6 +4,7 @@ The reference folds in rank order with NumPy's own operators: 16-bit floats are 
 once; MIN and MAX are spelled out with np.where, since np.maximum has no rule for signed zeros or NaN payloads.
 """
 
+import itertools
 from functools import lru_cache
 
 import ml_dtypes
@@ -164,7 +165,8 @@ def assert_same(got, want, exact_nan, context):
         size = want.dtype.itemsize
         same = (bits(got).reshape(-1, size) == bits(want).reshape(-1, size)).all(axis=1)
     if want.dtype.kind in "fV" and (not exact_nan or want.dtype == np.longdouble):
-        same |= np.isnan(got) & np.isnan(want)
+        with np.errstate(invalid="ignore"):  # ml_dtypes signals on signalling NaNs
+            same |= np.isnan(got) & np.isnan(want)
     wrong = np.flatnonzero(~same)
     assert not len(wrong), f"{context}: {len(wrong)} wrong, first at {wrong[0]}: {got[wrong[0]]!r}, {want[wrong[0]]!r}"
 
@@ -214,7 +216,7 @@ def test_dst_may_be_any_source(op, dtype, nsources, variant):
     """More than one 4 KiB tile of every dtype, so that a value written too early would be read again."""
     count = 4500
     want = expected(op, dtype, nsources)[:count]
-    for position in range(nsources):
+    for position in range(nsources) if nsources <= 6 else (0, 1, 15, 16, 31, 32):
         sources = [s[:count] for s in operands(dtype)[:nsources]]
         dst = Guarded(DTYPES[dtype][1], count, values=sources[position])
         sources[position] = dst.raw
@@ -226,20 +228,19 @@ def test_dst_may_be_any_source(op, dtype, nsources, variant):
 @every_variant
 @every_reduction
 @pytest.mark.parametrize("nsources", [2, 3, 4])
-@pytest.mark.parametrize("count", [7, 4500])
-def test_any_address(op, dtype, nsources, count, variant):
+def test_any_address(op, dtype, nsources, variant):
     """dst and sources one element, and odd numbers of bytes, off a boundary; each source differently."""
     scalar = DTYPES[dtype][1]
-    want = expected(op, dtype, nsources)[:count]
-    for offset in {0, scalar.itemsize, 1, 3, 17, 63}:
+    for offset, count in itertools.product((scalar.itemsize, 1, 17, 63), (7, 4500)):
+        want = expected(op, dtype, nsources)[:count]
         sources = [
             Guarded(scalar, count, (offset + 5 * i) % 64, s[:count]).raw
             for i, s in enumerate(operands(dtype)[:nsources])
         ]
         dst = Guarded(scalar, count, offset)
         run(op, dtype, dst.raw, sources, variant)
-        check(op, dtype, dst.values(), want, f"dst at offset {offset}")
-        dst.assert_guards(f"dst at offset {offset}")
+        check(op, dtype, dst.values(), want, f"count {count}, dst at offset {offset}")
+        dst.assert_guards(f"count {count}, dst at offset {offset}")
 
 
 @every_variant

@@ -1,0 +1,57 @@
+"""Island lists and plans that the tests of hetccl.plan go through."""
+
+from random import Random
+
+from hetccl.plan import applicable, build
+from hetccl.plan.steps import ROOTED
+
+
+def set_partitions(size):
+    """Return all ways to split ranks 0..size-1 into islands, interleaved ones included, ordered by lowest rank."""
+    lists = [[]]
+    for rank in range(size):
+        lists = [
+            [*islands[:i], (*islands[i], rank), *islands[i + 1 :]] if i < len(islands) else [*islands, (rank,)]
+            for islands in lists
+            for i in range(len(islands) + 1)
+        ]
+    return [tuple(islands) for islands in lists]
+
+
+def size_partitions(total, largest=None):
+    """Return all lists of island sizes with this sum, largest first."""
+    if total == 0:
+        return [()]
+    return [
+        (size, *rest)
+        for size in range(min(total, largest or total), 0, -1)
+        for rest in size_partitions(total - size, size)
+    ]
+
+
+def contiguous(sizes):
+    """Return islands of these sizes over consecutive ranks."""
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return tuple(tuple(range(end - size, end)) for size, end in zip(sizes, ends))
+
+
+def interleaved(sizes, seed):
+    """Return islands of these sizes over shuffled ranks, ordered by lowest rank."""
+    ranks = list(range(sum(sizes)))
+    Random(seed).shuffle(ranks)
+    return tuple(sorted(tuple(sorted(ranks[i] for i in island)) for island in contiguous(sizes)))
+
+
+def plans(collective, islands, roots):
+    """Yield every plan of a collective that goes by the islands; flat ones too where there is one island."""
+    one = len(islands) == 1
+    alone = all(len(island) == 1 for island in islands)
+    flat = set(applicable(collective, islands)) - {"hier_direct", "hierarchical"} if not one else set()
+    flat -= {"direct"} if collective == "allreduce" else set()
+    for inner in ("flat",) if alone else ("flat", "vendor"):
+        for algorithm in applicable(collective, islands, inner):
+            if algorithm in flat:
+                continue
+            for root in roots if collective in ROOTED else (0,):
+                for in_place in (False, True) if collective == "alltoall" else (False,):
+                    yield build(collective, islands, root, algorithm, inner, in_place)

@@ -1,0 +1,175 @@
+"""Every plan is right: the verifier accepts all algorithms for all island lists, in place and not."""
+
+from fractions import Fraction
+
+import pytest
+from plan_cases import contiguous, interleaved, plans, set_partitions, size_partitions
+
+from hetccl.plan import Plan, Reduce, Send, Vendor, algorithms, applicable, build, select, verify
+from hetccl.plan.steps import COLLECTIVES
+from hetccl.plan.strict import rounds, units_sent
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("size", range(1, 7))
+def test_all_islands_of_few_ranks(collective, size):
+    roots = range(size) if size < 6 else (0, 2, 5)
+    count = 0
+    for islands in set_partitions(size):
+        for plan in plans(collective, islands, roots):
+            verify(plan)
+            count += 1
+    assert count >= (1, 2, 5, 15, 52, 203)[size - 1]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("size", range(7, 13))
+def test_all_sizes_of_many_ranks(collective, size):
+    for sizes in size_partitions(size):
+        for plan in plans(collective, contiguous(sizes), (size // 2,)):
+            verify(plan)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("size", range(7, 13))
+def test_interleaved_islands_of_many_ranks(collective, size):
+    for seed, sizes in enumerate(size_partitions(size)):
+        if seed % 5 == 0:
+            for plan in plans(collective, interleaved(sizes, seed), (seed % size,)):
+                verify(plan)
+
+
+LISTS = (
+    contiguous((1,)),
+    contiguous((4,)),
+    contiguous((20,)),
+    contiguous((1, 1, 1)),
+    contiguous((3, 1)),
+    contiguous((10, 10)),
+    ((0, 2), (1, 3)),
+)
+
+
+@pytest.mark.parametrize("inner", ["flat", "vendor"])
+@pytest.mark.parametrize("islands", LISTS, ids=lambda islands: "+".join(str(len(island)) for island in islands))
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_table_covers_all_sizes_with_what_fits(collective, islands, inner):
+    table = select.table(collective, islands, inner)
+    limits = [limit for limit, _ in table]
+    assert limits[-1] is None and limits[:-1] == sorted(limits[:-1])
+    assert {name for _, name in table} <= set(applicable(collective, islands, inner))
+    for limit, name in table[:-1]:
+        assert select.choose(collective, islands, limit, inner) == name
+        assert select.choose(collective, islands, limit + 1, inner) != name
+    assert build(collective, islands, inner=inner).algorithm == table[-1][1]
+
+
+@pytest.mark.parametrize(
+    "collective,islands,options",
+    [
+        ("gather", ((0,),), {}),
+        ("allreduce", (), {}),
+        ("allreduce", ((0, 1), ()), {}),
+        ("allreduce", ((0, 1), (1,)), {}),
+        ("allreduce", ((0, 2),), {}),
+        ("bcast", ((0, 1),), {"root": 2}),
+        ("bcast", ((0, 1),), {"root": -1}),
+        ("bcast", ((0, 1),), {"algorithm": "ring"}),
+        ("allreduce", ((0, 1), (2,)), {"algorithm": "ring", "inner": "vendor"}),
+        ("allreduce", ((0, 1),), {"inner": "nccl"}),
+    ],
+)
+def test_bad_arguments(collective, islands, options):
+    with pytest.raises(ValueError):
+        build(collective, islands, **options)
+
+
+def test_one_rank_of_many():
+    """A program is made alone: a thousand ranks cost no more than one."""
+    made = []
+    plan = build("allreduce", (range(0, 1000, 2), range(1, 1000, 2)))
+    counted = Plan(
+        plan.collective,
+        plan.islands,
+        0,
+        plan.algorithm,
+        "flat",
+        False,
+        lambda rank: made.append(rank) or plan.program(rank),
+    )
+    assert counted.program(7) is counted.program(7)
+    assert made == [7]
+    assert sum(isinstance(step, Send) for step in plan.program(7).steps) == 499 + 1 + 499
+
+
+def test_algorithms_are_distinct():
+    """No two names stand for the same plan."""
+    size = 8
+    islands = contiguous((size,))
+    for collective in COLLECTIVES:
+        names = [name for name in algorithms(collective) if not name.startswith("hier")]
+        programs = {name: [build(collective, islands, 0, name).program(rank) for rank in range(size)] for name in names}
+        assert len({str(program) for program in programs.values()}) == len(names), collective
+
+
+@pytest.mark.parametrize(
+    "algorithm,sizes,count",
+    [
+        ("direct", (5,), 1),
+        ("direct", (3, 2), 1),
+        ("direct_split", (5,), 2),
+        ("recursive_doubling", (8,), 3),
+        ("recursive_doubling", (7,), 4),
+        ("ring", (5,), 8),
+        ("hier_direct", (3, 2), 2),
+        ("hier_direct", (2, 2, 1), 2),
+        ("hierarchical", (3, 2), 3),
+        ("hierarchical", (2, 2, 1), 4),
+    ],
+)
+def test_rounds_of_allreduce(algorithm, sizes, count):
+    assert rounds(build("allreduce", contiguous(sizes), algorithm=algorithm)) == count
+
+
+SIZES = [(1, 1), (3, 1), (3, 2), (4, 4), (1, 1, 1), (3, 2, 1), (5, 4, 3), (2, 2, 2, 2)]
+
+
+@pytest.mark.parametrize("inner", ["flat", "vendor"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize(
+    "collective", ["allreduce", "reduce", "bcast", "allgather", "reduce_scatter_block", "alltoall"]
+)
+def test_cross_traffic_is_the_least_and_shared_by_all(collective, sizes, inner):
+    """Units that each island sends to others; within an island all ranks that hold the data send alike."""
+    islands, k, p = contiguous(sizes), len(sizes), sum(sizes)
+    plan = build(collective, islands, algorithm="hierarchical", inner=inner)
+    for i, island in enumerate(islands):
+        s = len(island)
+        least = {
+            "allreduce": Fraction(2 * (k - 1), k) if k > 2 else 1,
+            "reduce": 1 if i else 0,
+            "bcast": Fraction(k - 2, k - 1) if i else 1,
+            "allgather": s * (k - 1),
+            "reduce_scatter_block": p - s,
+            "alltoall": s * (p - s),
+        }[collective]
+        assert [units_sent(plan, rank, across=True) for rank in island] == [Fraction(least) / s] * s
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_vendor_inside_leaves_no_message_inside(collective):
+    islands = ((0, 2, 5), (1, 4), (3,))
+    home = {rank: island for island in islands for rank in island}
+    for name in applicable(collective, islands, "vendor"):
+        plan = build(collective, islands, 4, name, "vendor")
+        for rank in range(plan.size):
+            for step in plan.program(rank).steps:
+                assert not (isinstance(step, Send) and home[step.peer] == home[rank])
+        assert any(isinstance(step, Vendor) for step in plan.program(0).steps)
+
+
+@pytest.mark.parametrize("algorithm", ["direct_split", "hierarchical"])
+def test_reduces_are_wide(algorithm):
+    """Half-precision sums are rounded once per stage: a part is reduced over the whole island in one step."""
+    plan = build("allreduce", contiguous((6,)), algorithm=algorithm)
+    assert [len(step.sources) for step in plan.program(3).steps if isinstance(step, Reduce)] == [6]
