@@ -87,7 +87,7 @@ def python_faults(name, text):
 
 
 def python_sources():
-    """{module name: text} of hetccl/; a package goes by the name of its __init__."""
+    """{module name: path} of hetccl/."""
     return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.glob("hetccl/**/*.py"))}
 
 
@@ -125,7 +125,7 @@ def test_python_has_no_cycle():
     graph = {}
     for name, path in sources.items():
         found = set(python_imports(name, ast.parse(path.read_text())))
-        # A package's __init__ gathers what its modules offer; they may name it only to reach one another.
+        # A package itself is not in the graph: its __init__ gathers what its modules offer.
         graph[name] = {m for m in found if m in sources and m != name}
     assert find_cycle(graph) is None
 
