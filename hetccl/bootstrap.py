@@ -111,7 +111,7 @@ def join(comm):
         _raise_if_any(comm, [card[0] for card in cards])
         members = tuple(card[2] for card in cards)
         _check_alike(cards, members)
-        segment = _attach(meeting, comm, cards[0][4], cards[0][3])
+        segment = _attach(meeting, comm, cards[0][4], cards[0][3], settings.single_copy == "auto")
     finally:
         if fd is not None:
             os.close(fd)
@@ -152,9 +152,11 @@ def _offer_segment(comm, ring_bytes):
     return secret, fd, f"/proc/{os.getpid()}/fd/{fd}"
 
 
-def _attach(meeting, comm, path, secret):
+def _attach(meeting, comm, path, secret, single_copy):
     """Map the segment on all ranks or on none."""
     segment, trouble = None, None
+    if single_copy:
+        _shm.allow_peers_to_read()
     try:
         segment = _shm.Segment(comm.rank, comm.size, path, secret)
     except (OSError, HetcclError) as error:

@@ -1,0 +1,34 @@
+"""Options and the hard time-out of every test."""
+
+import signal
+
+import pytest
+
+# Longer than any job's own limit on a slow machine: this one is for what hangs outside of a job.
+LIMIT_S = 400
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run the whole product of the exactness matrix (hours)")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "limit(seconds): the test's hard time-out, instead of the common one")
+
+
+@pytest.fixture(autouse=True)
+def hard_limit(request):
+    """End a test that hangs: with its own `limit` mark, else after the common time."""
+    mark = request.node.get_closest_marker("limit")
+    seconds = mark.args[0] if mark else LIMIT_S
+    if request.config.getoption("--full"):
+        seconds *= 60
+
+    def expire(signum, frame):
+        pytest.fail(f"still running after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,254 @@
+"""Threads, forks, garbage and many communicators: what a long-lived program does around its collectives."""
+
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import hetccl
+import numpy as np
+from mpi4py import MPI
+from support import equal, make_comm, process_counts, resident_bytes, run_checks, still_works
+
+WORLD = MPI.COMM_WORLD
+SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()
+# A rank that waits this long shows whether its other threads run; a ticking thread wants a turn every TICK_S.
+WAIT_S, TICK_S = 0.6, 0.01
+
+
+class Ticker:
+    """Counts turns of a Python thread while the block runs."""
+
+    def __enter__(self):
+        self.ticks, self.stopped = 0, threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+        return self
+
+    def run(self):
+        while not self.stopped.wait(TICK_S):
+            self.ticks += 1
+
+    def __exit__(self, *exc):
+        self.stopped.set()
+        self.thread.join()
+
+
+def check_other_threads_run_while_a_rank_waits(comm):
+    """The GIL is not held: 60 turns fit in the wait; one that begins and one that ends it would come anyway."""
+    out, big = np.zeros(4), np.zeros(1 << 19)
+    for wait in (
+        lambda: comm.Barrier(),
+        lambda: comm.Allreduce(np.ones(4), out),
+        lambda: comm.Allreduce(np.ones(1 << 19), big),
+        lambda: comm.Bcast(out, root=SIZE - 1),
+        lambda: comm.Allgather(np.ones(1), np.zeros(SIZE)),
+        lambda: comm.Sendrecv(out, (RANK + 1) % SIZE, 0, np.zeros(4), (RANK - 1) % SIZE, 0),
+        lambda: comm.Send(out, 0) if RANK == SIZE - 1 else comm.Recv(out, SIZE - 1) if RANK == 0 else None,
+        lambda: make_comm().Free(),
+    ):
+        WORLD.Barrier()
+        if RANK == SIZE - 1:
+            time.sleep(WAIT_S)
+            wait()
+            continue
+        start = time.monotonic()
+        with Ticker() as ticker:
+            wait()
+            waited = time.monotonic() - start
+        if waited > WAIT_S / 2:
+            assert ticker.ticks >= 8, f"{ticker.ticks} ticks in {waited:.2f} s"
+
+
+def check_two_communicators_in_two_threads(comm):
+    """Each thread has its own communicator: neither needs the other's progress."""
+    errors = []
+
+    def work(own, factor):
+        try:
+            out = np.zeros(1000)
+            for number in range(200):
+                own.Allreduce(np.full(1000, float(factor * (RANK + number))), out)
+                equal(out, np.full(1000, float(factor * (SIZE * (SIZE - 1) // 2 + SIZE * number))))
+        except BaseException as error:
+            errors.append(error)
+
+    with make_comm() as other:
+        threads = [threading.Thread(target=work, args=pair) for pair in ((comm, 1), (other, 3))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors
+
+
+def check_two_threads_on_one_communicator(comm):
+    """Calls are serialised: whichever thread comes first on a rank, equal calls meet equal calls."""
+    errors = []
+
+    def work():
+        try:
+            out = np.zeros(5000)
+            for _ in range(200):
+                comm.Allreduce(np.full(5000, RANK + 1.0), out)
+                equal(out, np.full(5000, SIZE * (SIZE + 1) / 2))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    still_works(comm)
+
+
+def in_child(work):
+    """Exit code of a forked child that runs work() and returns True for success; 9 when it raised."""
+    child = os.fork()
+    if child == 0:
+        code = 9
+        try:
+            code = 0 if work() else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def check_fork(comm):
+    """The communicator belongs to the parent: the child's use is CommClosed and does nothing to the parent's."""
+
+    def use():
+        refused = 0
+        for call in (
+            lambda: comm.Allreduce(np.ones(3), np.zeros(3)),
+            lambda: comm.Barrier(),
+            lambda: comm.Send(np.ones(3), 0),
+        ):
+            try:
+                call()
+            except hetccl.CommClosed:
+                refused += 1
+        return refused == 3
+
+    assert in_child(use) == 0
+    still_works(comm)
+
+
+def check_fork_and_free(comm):
+    """A child that frees or collects its copy leaves the parent's alone."""
+    holder = [make_comm()]
+
+    def free():
+        holder[0].Free()
+        return True
+
+    def drop():
+        holder.clear()
+        gc.collect()
+        return True
+
+    assert in_child(free) == 0
+    still_works(holder[0])
+    assert in_child(drop) == 0
+    still_works(holder[0])
+    holder[0].Free()
+
+
+def check_fork_in_the_middle(comm):
+    """Children come and go while collectives run."""
+    for number in range(5):
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.02 * number)
+            os._exit(0)
+        still_works(comm)
+        os.waitpid(child, 0)
+    still_works(comm)
+
+
+def square(number):
+    return number * number
+
+
+def check_multiprocessing_and_subprocess(comm):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(square, range(5)) == [0, 1, 4, 9, 16]
+    still_works(comm)
+    done = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "42\n"
+    still_works(comm)
+
+
+def check_dropped_communicators(comm):
+    """Communicators that nobody freed are collected at different times on different ranks: no rank waits for that."""
+    for number in range(4):
+        dropped = make_comm()
+        still_works(dropped)
+        if (RANK + number) % 2:
+            gc.collect()
+        del dropped
+        still_works(comm)
+    gc.collect()
+    still_works(comm)
+
+
+def check_buffers_are_released(comm):
+    """A call holds its buffers until it returns and no longer: array.array can grow, reference counts are as before."""
+    import array
+
+    data, out = array.array("d", [1.0] * 10), np.zeros(10)
+    before = sys.getrefcount(data), sys.getrefcount(out)
+    for _ in range(10):
+        comm.Allreduce(data, out)
+        comm.Bcast(data)
+        try:
+            comm.Allreduce(data, out[::2])
+        except BufferError:
+            pass
+    assert (sys.getrefcount(data), sys.getrefcount(out)) == before
+    data.append(2.0)
+
+
+def check_thousand_communicators(comm):
+    """Built and freed: open files, threads and mappings are as before, memory does not grow."""
+    measured = {}
+    for number in range(1, 1001):
+        with make_comm() as other:
+            if number % 100 == 0:
+                still_works(other)
+        if number in (200, 1000):
+            gc.collect()
+            measured[number] = (process_counts(), resident_bytes())
+    (counts, memory), (counts_after, memory_after) = measured[200], measured[1000]
+    assert counts_after[:2] == counts[:2], f"files, threads: {counts} -> {counts_after}"
+    # The allocator may map an arena or two of its own.
+    assert counts_after[2] <= counts[2] + 4, f"mappings: {counts} -> {counts_after}"
+    assert memory_after - memory < 4 << 20, f"{memory_after - memory} bytes more after 800 communicators"
+    still_works(comm)
+
+
+def check_many_small_allreduces(comm):
+    """Memory does not grow per call: up to 100,000 calls, fewer on a slow machine."""
+    send, out, more = np.ones(2), np.zeros(2), np.zeros(1, np.int32)
+    start, memory = time.monotonic(), None
+    for batch in range(20):
+        for _ in range(5000):
+            comm.Allreduce(send, out)
+        if batch == 2:
+            memory = resident_bytes()
+        more[0] = time.monotonic() - start < 30 or batch < 5
+        comm.Bcast(more, root=0)
+        if not more[0]:
+            break
+    grown = resident_bytes() - memory
+    assert grown < 1 << 20, f"{grown} bytes more after {(batch - 2) * 5000} calls"
+    equal(out, np.full(2, float(SIZE)))
+
+
+if __name__ == "__main__":
+    run_checks(globals())

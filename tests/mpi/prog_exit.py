@@ -1,0 +1,44 @@
+"""Ends of a program with a live communicator: arguments are <report folder> <layout> <how>."""
+
+import sys
+
+import hetccl
+import numpy as np
+from mpi4py import MPI
+from support import Report, raises, still_works
+
+HOW = sys.argv[3]
+report = Report(sys.argv[1])
+comm = hetccl.Comm(MPI.COMM_WORLD)
+still_works(comm)
+data, out = np.ones(100_000), np.zeros(100_000)
+comm.Allreduce(data, out)
+
+if HOW == "freed":
+    comm.Free()
+elif HOW == "deleted":
+    del comm
+elif HOW == "cycle":
+    # Only the interpreter's end collects this.
+    holder = [comm]
+    holder.append(holder)
+elif HOW == "finalize":
+    MPI.Finalize()
+    with raises(hetccl.CommClosed):
+        comm.Allreduce(data, out)
+    with raises(hetccl.CommClosed):
+        comm.Get_name()
+    comm.Free()
+    with raises(hetccl.CommClosed, ValueError):
+        hetccl.Comm(MPI.COMM_WORLD)
+elif HOW == "finalize_only":
+    MPI.Finalize()
+elif HOW == "many":
+    more = [hetccl.Comm(MPI.COMM_WORLD) for _ in range(5)]
+    for each in more:
+        still_works(each)
+report.write(reached=True)
+if HOW == "sys_exit":
+    sys.exit(0)
+if HOW == "sys_exit_3":
+    sys.exit(3)

@@ -1,0 +1,117 @@
+"""What every collective must deliver, from NumPy alone: inputs are a formula of (rank, index), so that each rank
+computes the expected result without communication."""
+
+import functools
+
+import numpy as np
+
+# Inputs repeat after a prime number of elements: no block boundary or chunk of a real algorithm is a multiple of it, so
+# that data in a wrong place are still seen, while expected values for large counts are copies of one short table.
+PERIOD = 32749
+
+
+def dtype_of(name):
+    """NumPy dtype for a name, with bfloat16 and float8 from ml_dtypes."""
+    if name.startswith(("bfloat16", "float8")):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
+def kind_of(dtype):
+    """Like dtype.kind, also right for the ml_dtypes' own dtypes."""
+    return "f" if dtype.name.startswith(("bfloat16", "float8")) else dtype.kind
+
+
+def _random_bits(rank, salt=0):
+    bits = np.arange(1, PERIOD + 1, dtype=np.uint64) + np.uint64((rank + 1) * 1_000_003 + salt * 77_777_777)
+    for shift, factor in ((33, 0xFF51AFD7ED558CCD), (29, 0xC4CEB9FE1A85EC53), (32, 0x9E3779B97F4A7C15)):
+        bits ^= bits >> np.uint64(shift)
+        bits *= np.uint64(factor)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def _small_integers(dtype, op, bits):
+    """Whole numbers for which a sum or product over six ranks is exact in `dtype`, whatever the order."""
+    if op == "PROD":
+        return np.array([-2, -1, 1, 2])[(bits % np.uint64(4)).astype(np.int64)]
+    limit = {"float16": 300, "bfloat16": 40, "float32": 2**21, "complex64": 2**21}.get(dtype.name, 2**49)
+    return (bits % np.uint64(2 * limit + 1)).astype(np.int64) - limit
+
+
+@functools.lru_cache(maxsize=16)
+def inputs(name, op, rank):
+    """One period of what `rank` contributes; `op` may be "move" (any bit pattern)."""
+    dtype, bits = dtype_of(name), _random_bits(rank)
+    kind = kind_of(dtype)
+    if kind == "b":
+        often = op in ("PROD", "MIN")
+        return (bits % np.uint64(8) != 0) if often else (bits % np.uint64(8) == 0)
+    if kind in "iu":
+        values = bits.astype(dtype)
+        return values | dtype.type(1) if op == "PROD" else values
+    if op == "move" and dtype.itemsize <= 8 and kind == "f":
+        return bits.astype(f"u{dtype.itemsize}").view(dtype)
+    if kind == "c":
+        part = np.dtype(f"f{dtype.itemsize // 2}")
+        pairs = [_small_integers(dtype, op, _random_bits(rank, salt)).astype(part) for salt in (1, 2)]
+        return np.stack(pairs, axis=1).reshape(-1).view(dtype)
+    return _small_integers(dtype, op, bits).astype(dtype)
+
+
+def divide(total, ranks):
+    """AVG's one division: floats in their accumulation precision, integers toward zero, of the wrapped sum."""
+    kind = kind_of(total.dtype)
+    if kind == "c":
+        part = np.dtype(f"f{total.dtype.itemsize // 2}")
+        return (total.view(part) / part.type(ranks)).view(total.dtype)
+    if kind == "f":
+        wide = np.float32 if total.dtype.itemsize == 2 else total.dtype.type
+        return (total.astype(wide) / wide(ranks)).astype(total.dtype)
+    divisor = total.dtype.type(ranks)
+    quotient = total // divisor
+    return quotient + ((total % divisor != 0) & (total < 0)).astype(total.dtype)
+
+
+_FOLD = {"SUM": np.add, "AVG": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum}
+
+
+@functools.lru_cache(maxsize=4)
+def folded(name, op, size):
+    """One period of the reduction over `size` ranks."""
+    dtype = dtype_of(name)
+    wide = np.dtype(np.float64) if kind_of(dtype) == "f" and dtype.itemsize < 8 else dtype
+    total = inputs(name, op, 0).astype(wide)
+    for rank in range(1, size):
+        total = _FOLD[op](total, inputs(name, op, rank).astype(wide))
+    total = total.astype(dtype)
+    return divide(total, size) if op == "AVG" else total
+
+
+def stretch(period, start, count):
+    """Elements start .. start + count of the endless repetition of `period`."""
+    return np.resize(np.roll(period, -(start % PERIOD)), count) if count else period[:0].copy()
+
+
+def sent(case, size, rank):
+    """What `rank` hands in: all its blocks."""
+    blocks = size if case.collective in ("Reduce_scatter_block", "Alltoall") else 1
+    return stretch(inputs(case.dtype, case.op, rank), 0, blocks * case.count)
+
+
+def expected(case, size, rank):
+    """What `rank` must receive, or None when its receive buffer does not take part."""
+    name, op, count = case.dtype, case.op, case.count
+    if case.collective == "Allreduce":
+        return stretch(folded(name, op, size), 0, count)
+    if case.collective == "Reduce":
+        return stretch(folded(name, op, size), 0, count) if rank == case.root else None
+    if case.collective == "Reduce_scatter_block":
+        return stretch(folded(name, op, size), rank * count, count)
+    if case.collective == "Bcast":
+        return stretch(inputs(name, op, case.root), 0, count)
+    if case.collective == "Sendrecv":
+        return stretch(inputs(name, op, (rank - 1) % size), 0, count)
+    start = rank * count if case.collective == "Alltoall" else 0
+    return np.concatenate([stretch(inputs(name, op, source), start, count) for source in range(size)])

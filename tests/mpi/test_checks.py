@@ -1,0 +1,40 @@
+"""Runs the checks of the check_*.py programs, each program once per layout; a test here is one check on one layout."""
+
+import collections
+
+import pytest
+
+from mpi import jobs
+
+# Odd counts, one rank, unequal and interleaved islands; ALONE is one process that no mpirun started.
+LAYOUTS = {
+    "check_api.py": (jobs.ALONE, "AA", "AAB", "ABAB", "AAAAA"),
+    "check_p2p.py": ("AA", "AAB", "ABBA"),
+    "check_bad.py": (jobs.ALONE, "AA", "AAB"),
+    "check_reduce.py": ("A", "AB", "AAA", "ABC", "AAB", "AAABB"),
+    "check_life.py": ("AA", "AAB"),
+}
+# Checks of something that only some layouts have.
+ONLY = {"check_halves_round_once_across_islands": ("A", "AB", "ABC")}
+CASES = [
+    (program, layout, name)
+    for program, layouts in LAYOUTS.items()
+    for layout in layouts
+    for name in jobs.check_names(program)
+    if layout in ONLY.get(name, (layout,))
+]
+
+
+@pytest.fixture(scope="session")
+def runs(request):
+    chosen = collections.defaultdict(list)
+    for item in request.session.items:
+        if item.function is test_check:
+            params = item.callspec.params
+            chosen[params["program"], params["layout"]].append(params["name"])
+    return jobs.CheckRuns(chosen)
+
+
+@pytest.mark.parametrize("program, layout, name", CASES, ids=lambda value: str(value).removesuffix(".py"))
+def test_check(program, layout, name, runs):
+    runs.verify(program, layout, name)
