@@ -88,7 +88,9 @@ def python_faults(name, text):
 
 def python_sources():
     """{module name: path} of hetccl/."""
-    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.glob("hetccl/**/*.py"))}
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.glob("hetccl/**/*.py"))
+    }
 
 
 def find_cycle(graph):
