@@ -201,7 +201,7 @@ class _Meeting:
     def __init__(self, comm, timeout):
         self.comm = comm
         self.timeout = timeout
-        self.tag = comm.Get_attr(MPI.TAG_UB)
+        self.tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
 
     def allgather(self, value):
         """Every rank's value, in rank order."""
