@@ -47,8 +47,9 @@ lint: environment ## check the style of Python and Cython, and the stubs
 	@$(RUN) cython-lint pyx
 	@set -- hetccl/*.pyi; if [ -e "$$1" ]; then $(RUN) mypy "$$@"; fi
 
-bench: build ## compare with mpi4py on this machine
-	@$(RUN) python bench/compare_mpi.py $(ARGS)
+bench: build ## compare with mpi4py on this machine, over each MPI
+	@$(SETUP) test
+	@$(RUN) python bench/compare_mpi.py $$(for m in .venv .mpi/*; do [ ! -x $$m/bin/mpirun ] || echo --mpi $$m; done) $(ARGS)
 
 test-gpu: build ## run the tests that need an NVIDIA or AMD GPU
 	@$(SETUP) test

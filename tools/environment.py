@@ -143,12 +143,14 @@ def other_mpis(state):
     text = subprocess.run([state["mpi"], "--version"], capture_output=True, text=True, check=True).stdout
     have = "openmpi" if re.search(r"Open MPI\) 5", text) else "mpich" if "HYDRA" in text else None
     for name in ("openmpi", "mpich"):
-        python = ROOT / ".mpi" / name / "bin" / "python"
-        if name == have or (python.parent / "mpirun").exists():
+        prefix = ROOT / ".mpi" / name
+        if name == have or (prefix / "bin" / "mpirun").exists():
             continue
         say(f"install {name} in .mpi/{name}, for the tests")
-        venv.create(python.parent.parent, with_pip=False, symlinks=True)
-        pip(name, python=python)
+        venv.create(prefix, with_pip=False, symlinks=True)
+        pip(name, python=prefix / "bin" / "python")
+        # The virtual environment was but the way to install there: .venv's Python runs with each of these MPIs.
+        (prefix / "pyvenv.cfg").unlink()
 
 
 def compiler():
