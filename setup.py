@@ -58,5 +58,10 @@ def extensions():
     ]
 
 
-stage()
-setup(ext_modules=cythonize(extensions(), include_path=["build/cython"], compiler_directives=DIRECTIVES))
+if __name__ == "__main__":
+    stage()
+    setup(
+        ext_modules=cythonize(
+            extensions(), include_path=["build/cython"], compiler_directives=DIRECTIVES, nthreads=os.cpu_count()
+        )
+    )
