@@ -83,9 +83,9 @@ def launchers():
 def _identify(name, path):
     text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
     version = re.search(r"\d+(\.\d+)+", text)
-    if version is None or not re.search("Open MPI|HYDRA", text):
+    if version is None or not re.search("Open MPI|OpenRTE|HYDRA", text):
         raise RuntimeError(f"{path}: neither Open MPI nor MPICH says {text!r}")
-    kind = "openmpi" if "Open MPI" in text else "mpich"
+    kind = "mpich" if "HYDRA" in text else "openmpi"
     return Launcher(name, kind, tuple(int(part) for part in version[0].split(".")), path)
 
 

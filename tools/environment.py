@@ -3,7 +3,6 @@
 usage: python3 tools/environment.py [test] [lint]
 
 Everything lands inside this folder. Started with any Python, it makes the virtual environment and goes on inside it.
-A missing C compiler or Python.h is taken from Debian's packages, unpacked inside .venv: that needs no root.
 """
 
 import json
@@ -17,10 +16,11 @@ import sysconfig
 import venv
 from pathlib import Path
 
+import debian
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STATE = VENV / "environment.json"
-TOOLCHAIN = VENV / "toolchain"
 OLDEST = (3, 10)
 # Two ranks that meet: the least that proves an mpirun, its library and mpi4py to fit together.
 MEET = "from mpi4py import MPI; c = MPI.COMM_WORLD; assert c.allreduce(1) == 2; print(MPI.Get_library_version())"
@@ -30,10 +30,10 @@ def say(text):
     print(f"hetccl: {text}", flush=True)
 
 
-def run(*command, **options):
+def run(*command):
     """Run quietly; on failure show what it printed, and stop."""
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, **options
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
     )
     if done.returncode != 0:
         sys.exit(f"{done.stdout}\nhetccl: failed: {shlex.join(map(str, command))}")
@@ -104,11 +104,14 @@ def outside_path():
     return os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != VENV / "bin")
 
 
-def meets(mpirun):
-    """None if two ranks of this mpirun and our mpi4py meet, else what was printed."""
+def meets(mpirun, library=None):
+    """None if two ranks of this mpirun and our mpi4py meet, else what was printed; library: path of its libmpi."""
     command = [mpirun, "-n", "2", sys.executable, "-c", MEET]
+    environment = {**os.environ, **({"MPI4PY_LIBMPI": str(library)} if library else {})}
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env=environment
+        )
     except subprocess.TimeoutExpired:
         return "no answer in 60 s"
     return None if done.returncode == 0 else done.stdout + done.stderr
@@ -153,71 +156,57 @@ def other_mpis(state):
         (prefix / "pyvenv.cfg").unlink()
 
 
+def debians_mpi(state):
+    """Debian's own Open MPI, an older one than the wheel, for the tests; a system that has an MPI runs that already."""
+    folder = ROOT / ".mpi" / "debian"
+    mpirun, library = folder / "bin" / "mpirun", folder / "lib" / "libmpi.so.40"
+    if not state["mpi"].startswith(str(VENV)) or mpirun.exists() or "no debian" in state or not debian.available():
+        return
+    say("fetch Debian's Open MPI and unpack it in .mpi/debian, for the tests")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        debian.open_mpi(folder)
+        problem = meets(mpirun, library)
+    except debian.FetchError as error:
+        problem = str(error)
+    if problem:
+        say(f"no tests with Debian's Open MPI: {problem}")
+        state["no debian"] = problem
+        shutil.rmtree(folder)
+
+
 def compiler():
     """See to a C compiler and Python.h: the system's, else Debian's packages unpacked in .venv/toolchain."""
     if (VENV / "bin" / "cc").exists():
         return
     header = Path(sysconfig.get_path("include"), "Python.h")
     cc = sysconfig.get_config_var("CC").split()[0]
-    found = os.environ.get("CC") or shutil.which(cc) or (not shutil.which("gcc") and shutil.which("clang"))
+    found = os.environ.get("CC") or shutil.which(cc)
     if found and header.exists():
         return
     wanted = [] if found else ["gcc", "libc6-dev"]
     if not header.exists():
         wanted.append(f"libpython{sysconfig.get_python_version()}-dev")
-    if not shutil.which("apt-get"):
-        what = "no C compiler" if not found else f"no {header}"
+    if not debian.available():
+        what = f"no C compiler ({cc})" if not found else f"no {header}"
         sys.exit(f"hetccl: {what}: install gcc and Python's headers (dnf install gcc python3-devel, or the like)")
     say(f"fetch {' '.join(wanted)} and unpack it in .venv/toolchain: this system has none")
-    fetch(wanted)
-    write_compiler(cc)
-
-
-def fetch(names):
-    """Download Debian packages with what they depend on and this system lacks, and unpack them; no root needed."""
-    root, lists, archives = TOOLCHAIN / "root", TOOLCHAIN / "lists", TOOLCHAIN / "archives"
-    for folder in (root, lists / "partial", archives / "partial"):
-        folder.mkdir(parents=True, exist_ok=True)
-    options = {
-        "Dir::State::Lists": lists,
-        "Dir::Cache": TOOLCHAIN,
-        "Dir::Cache::archives": archives,
-        "Debug::NoLocking": "true",
-        "APT::Sandbox::User": "",
-        "APT::Update::Post-Invoke": "",
-    }
-    apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in options.items())]
-    hint = f"hetccl: or, as root: apt-get install {' '.join(names)}"
     try:
-        run(*apt, "update")
-        run(*apt, "--yes", "--no-install-recommends", "--download-only", "install", *names)
-    except SystemExit as error:
-        sys.exit(f"{error}\n{hint}")
-    for package in sorted(archives.glob("*.deb")):
-        run("dpkg-deb", "-x", package, root)
-    shutil.rmtree(archives)
-    shutil.rmtree(lists)
-    # The linker script names its parts by absolute path; those that the system lacks are here.
-    for script in root.glob("usr/lib/*/libc.so"):
-        script.write_text(re.sub(r"(?<= )/usr/lib", f"{root}/usr/lib", script.read_text()))
-
-
-def write_compiler(cc):
-    """Put the unpacked compiler on .venv's PATH, under the names that setuptools and people use."""
-    usr = TOOLCHAIN / "root" / "usr"
+        usr = debian.fetch(wanted, VENV / "toolchain") / "usr"
+    except debian.FetchError as error:
+        sys.exit(f"{error}\nhetccl: or, as root: apt-get install {' '.join(wanted)}")
     own = usr / "bin" / "gcc"
     triple = sysconfig.get_config_var("MULTIARCH") or ""
-    include = [usr / "include", usr / "include" / triple, *usr.glob("include/python3*")]
-    lines = [
-        "#!/bin/sh",
-        f'export PATH="{usr}/bin:$PATH" LD_LIBRARY_PATH="{usr}/lib/{triple}"',
-        f'export C_INCLUDE_PATH="{os.pathsep.join(map(str, include))}"',
-        f'exec "{own if own.exists() else shutil.which("gcc") or shutil.which("cc")}" "$@"',
-    ]
+    environment = {
+        "PATH": f"{usr / 'bin'}:$PATH",
+        "LD_LIBRARY_PATH": usr / "lib" / triple,
+        "C_INCLUDE_PATH": ":".join(
+            map(str, [usr / "include", usr / "include" / triple, *usr.glob("include/python3*")])
+        ),
+    }
+    # The names by which setuptools and people call a C compiler; cc comes last, as the sign that all is done.
     for name in (cc, "gcc", "cc"):
-        script = VENV / "bin" / name
-        script.write_text("\n".join(lines) + "\n")
-        script.chmod(0o755)
+        debian.write_script(VENV / "bin" / name, environment, own if own.exists() else shutil.which(found))
 
 
 def main(extras):
@@ -232,6 +221,8 @@ def main(extras):
     compiler()
     if "test" in extras:
         other_mpis(state)
+        debians_mpi(state)
+        save(state)
 
 
 if __name__ == "__main__":

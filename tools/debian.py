@@ -1,0 +1,87 @@
+"""Debian's packages unpacked in a folder and used from there: no root, and nothing outside the folder changes."""
+
+import re
+import shutil
+import subprocess
+
+
+class FetchError(Exception):
+    """The packages could not be fetched; the message is what apt-get or dpkg-deb said."""
+
+
+def available():
+    return shutil.which("apt-get") and shutil.which("dpkg-deb")
+
+
+def fetch(names, folder):
+    """Download packages, with what they depend on and this system lacks, and unpack them in folder/root.
+
+    names  : list of str
+    folder : Path, made if missing
+    Returns: Path of folder/root
+    Raises : FetchError
+    """
+    root, lists, archives = folder / "root", folder / "lists", folder / "archives"
+    for path in (root, lists / "partial", archives / "partial"):
+        path.mkdir(parents=True, exist_ok=True)
+    options = {
+        "Dir::State::Lists": lists,
+        "Dir::Cache": folder,
+        "Dir::Cache::archives": archives,
+        "Debug::NoLocking": "true",
+        "APT::Sandbox::User": "",
+    }
+    apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in options.items())]
+    _run(*apt, "update")
+    _run(*apt, "--yes", "--no-install-recommends", "--download-only", "install", *names)
+    for package in sorted(archives.glob("*.deb")):
+        _run("dpkg-deb", "-x", package, root)
+    for path in (lists, archives):
+        shutil.rmtree(path)
+    # The linker script names its parts by absolute path; those that the system lacks are here.
+    for script in root.glob("usr/lib/*/libc.so"):
+        script.write_text(re.sub(r"(?<= )/usr/lib", f"{root}/usr/lib", script.read_text()))
+    return root
+
+
+def write_script(path, environment, program):
+    """Write a shell script that runs a program of the unpacked ones with what it needs to find its own parts."""
+    lines = ["#!/bin/sh", *(f'export {name}="{value}"' for name, value in environment.items())]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([*lines, f'exec "{program}" "$@"', ""]))
+    path.chmod(0o755)
+
+
+def open_mpi(folder):
+    """Fetch Debian's Open MPI so that folder/bin/mpirun runs it and folder/lib has its library. Raises FetchError."""
+    root = fetch(["openmpi-bin"], folder)
+    usr = root / "usr"
+    (lib,) = usr.glob("lib/*-linux-gnu*")
+    plugins, pmix = lib / "openmpi" / "lib" / "openmpi3", lib / "pmix2" / "lib"
+    environment = {
+        # Open MPI and PMIx were built for /usr: these tell them where each part is instead.
+        "OPAL_PREFIX": usr,
+        "OPAL_LIBDIR": lib,
+        "OPAL_PKGLIBDIR": plugins,
+        "OPAL_PKGDATADIR": usr / "share" / "openmpi",
+        "OPAL_SYSCONFDIR": root / "etc",
+        "OMPI_MCA_mca_base_component_path": plugins,
+        "PMIX_INSTALL_PREFIX": usr,
+        "PMIX_MCA_mca_base_component_path": pmix / "pmix",
+        "LD_LIBRARY_PATH": f"{root / 'lib' / lib.name}:{lib}:{lib / 'openmpi' / 'lib'}:{pmix}",
+        # Plug-ins for networks whose libraries are missing are left out without a word, and ssh is not asked for.
+        "OMPI_MCA_mca_base_component_show_load_errors": "0",
+        "OMPI_MCA_plm_rsh_agent": "sh",
+    }
+    (folder / "lib").mkdir(exist_ok=True)
+    for library in lib.glob("libmpi.so.40"):
+        (folder / "lib" / library.name).symlink_to(library)
+    write_script(folder / "bin" / "mpirun", environment, usr / "bin" / "orterun")
+
+
+def _run(*command):
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+    )
+    if done.returncode != 0:
+        raise FetchError(f"{' '.join(map(str, command))}\n{done.stdout}")
