@@ -8,15 +8,15 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "examples")]
+from launch import ROOT, mpirun
+
+sys.path.insert(0, str(ROOT / "examples"))
 
 import charlm
-from launch import ROOT, mpirun
 
 SCRIPT = ROOT / "examples" / "train_lm.py"
 TIMEOUT_S = 240
@@ -98,7 +98,9 @@ def test_runs_on_any_islands(labels, tmp_path):
 def test_runs_without_mpirun(tmp_path):
     command = [sys.executable, str(SCRIPT), "--quick", "--cpu", "--seed", "2"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert_good(done.stdout)
 
