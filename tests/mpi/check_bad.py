@@ -60,6 +60,13 @@ def check_strided_leaves_padding_alone(comm):
     still_works(comm)
 
 
+def check_memory_orders(comm):
+    """A matrix in C order and one in Fortran order hold their elements differently: refused, not transposed."""
+    with raises(BufferError, ValueError, names="contiguous"):
+        comm.Allreduce(np.zeros((N, 3)), np.zeros((N, 3), order="F"))
+    still_works(comm)
+
+
 def check_read_only_receive(comm):
     def frozen(n):
         array = np.zeros(n)

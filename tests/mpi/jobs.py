@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import launch
 
@@ -86,6 +88,42 @@ def run_alone(program, *args, timeout=120, env=None):
             timeout=timeout,
         )
         return Outcome(read_reports(folder, 1), f"returncode {done.returncode}\n{done.stdout}{done.stderr}")
+
+
+class Spec(NamedTuple):
+    """A job to be run: `args` are the program's own, `env` pairs of all ranks' variables."""
+
+    program: str
+    layout: str
+    args: tuple = ()
+    env: tuple = ()
+    keep_alive: bool = False
+    timeout: int = 60
+
+    def __str__(self):
+        return "-".join([*self.args, self.layout])
+
+    def run(self):
+        options = {"env": dict(self.env), "timeout": self.timeout, "keep_alive": self.keep_alive}
+        return run(self.program, self.layout, *self.args, **options)
+
+
+class Pool:
+    """Runs jobs that mostly wait, a few at a time, ahead of the tests that look at them."""
+
+    # More would slow down what the tests measure on a machine of two cores.
+    AT_ONCE = 3
+
+    def __init__(self, specs):
+        self.executor = ThreadPoolExecutor(self.AT_ONCE)
+        self.futures = {spec: self.executor.submit(spec.run) for spec in dict.fromkeys(specs)}
+
+    def __getitem__(self, spec):
+        return self.futures[spec].result()
+
+    def close(self):
+        """Start no more; those that run end by their own time-outs."""
+        self.executor.shutdown(cancel_futures=True)
 
 
 class CheckRuns:
