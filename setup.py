@@ -15,6 +15,7 @@ MODULES = [
     "_array",
     "_buffer",
     "_kernels",
+    "_op",
     "_shm",
     "_program",
     "_exchange",
@@ -57,5 +58,10 @@ def extensions():
     ]
 
 
-stage()
-setup(ext_modules=cythonize(extensions(), include_path=["build/cython"], compiler_directives=DIRECTIVES))
+if __name__ == "__main__":
+    stage()
+    setup(
+        ext_modules=cythonize(
+            extensions(), include_path=["build/cython"], compiler_directives=DIRECTIVES, nthreads=os.cpu_count()
+        )
+    )

@@ -46,10 +46,10 @@ MANY = 5  # sources of the n-ary column: an all-reduce over 5 ranks, or 4 peers 
 ROUND_S = 1e-3  # length of one timed stretch: thousands of clock ticks, few time slices
 
 
-def best_of(calls):
-    """Calls of one function that take about ROUND_S."""
+def repeats_of(call):
+    """How many calls take about ROUND_S."""
     start = time.perf_counter()
-    calls()
+    call()
     return max(1, int(ROUND_S / max(time.perf_counter() - start, 1e-7)))
 
 
@@ -65,7 +65,7 @@ def measure(calls, rounds):
     """Times of each call, s: one list per call, one entry per round, the calls taking turns."""
     for call in calls:
         call()
-    repeats = [best_of(call) for call in calls]
+    repeats = [repeats_of(call) for call in calls]
     times = [[] for _ in calls]
     for _ in range(rounds):
         for call, repeat, into in zip(calls, repeats, times):
@@ -115,7 +115,7 @@ def main():
     parser.add_argument("--op", choices=list(OPS), action="append")
     args = parser.parse_args()
     print(
-        f"{platform.machine()}, variant {args.variant or list(_kernels.VARIANTS)[-1]} of {', '.join(_kernels.VARIANTS)}; "
+        f"{platform.machine()}, variant {args.variant or list(_kernels.VARIANTS)[-1]} of {list(_kernels.VARIANTS)}; "
         f"NumPy {np.__version__}; {args.nbytes} bytes per operand; medians of {args.rounds} rounds\n"
     )
     print(f"| dtype      | op   | GB/s (2) | / memcpy | / NumPy  | GB/s ({MANY})  |")

@@ -7,7 +7,7 @@
 """
 
 from hetccl._buffer import IN_PLACE
-from hetccl._comm import AVG, MAX, MIN, PROD, SUM, Op
+from hetccl._op import AVG, MAX, MIN, PROD, SUM, Op
 from hetccl._version import VERSION as __version__
 from hetccl.comm import Comm
 from hetccl.errors import (

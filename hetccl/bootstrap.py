@@ -8,11 +8,11 @@ the user's can meet them. After construction nothing here calls MPI but `fill_st
 import os
 import pickle
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from hetccl import _buffer, _shm, config, topology
+from hetccl import _buffer, _op, _shm, config, topology
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
@@ -38,22 +38,6 @@ _DATATYPES = {
 _abandoned = []
 
 
-def _mpi_ops():
-    """Handles of MPI's ops that hetccl has -> their names."""
-    return {MPI._handleof(getattr(MPI, name)): name for name in ("SUM", "PROD", "MAX", "MIN")}
-
-
-def _mpi_datatypes():
-    """Handles of MPI's basic datatypes -> NumPy's names of them. Some MPIs lack some, and sizes of the C types differ."""
-    names = {}
-    for kind, members in _DATATYPES.items():
-        for member in members.split():
-            datatype = getattr(MPI, member, MPI.DATATYPE_NULL)
-            if datatype != MPI.DATATYPE_NULL:
-                names[MPI._handleof(datatype)] = kind if kind in ("bool", "longdouble") else f"{kind}{8 * datatype.Get_size()}"
-    return names
-
-
 @dataclass
 class Membership:
     """What Comm needs to know, handed over by join().
@@ -72,9 +56,6 @@ class Membership:
     segment: _shm.Segment
     settings: config.Config
     crowded: bool
-    op_names: dict = field(default_factory=_mpi_ops)
-    op_type: type = MPI.Op
-    handle_of: object = MPI._handleof
     any_source: int = MPI.ANY_SOURCE
     any_tag: int = MPI.ANY_TAG
     proc_null: int = MPI.PROC_NULL
@@ -134,6 +115,22 @@ def check_communicator(comm):
         raise ValueError("comm: is MPI.COMM_NULL; this process is not a member of the communicator")
     if comm.Is_inter():
         raise ValueError("comm: is an intercommunicator; hetccl needs an intracommunicator (Merge() makes one)")
+
+
+def _mpi_ops():
+    """Handles of MPI's ops that hetccl has -> their names."""
+    return {MPI._handleof(getattr(MPI, name)): name for name in ("SUM", "PROD", "MAX", "MIN")}
+
+
+def _mpi_datatypes():
+    """Handles of MPI's basic datatypes -> NumPy's names of them. Some MPIs lack some, and sizes of the C types differ."""
+    names = {}
+    for kind, members in _DATATYPES.items():
+        for member in members.split():
+            datatype = getattr(MPI, member, MPI.DATATYPE_NULL)
+            if datatype != MPI.DATATYPE_NULL:
+                names[MPI._handleof(datatype)] = kind if kind in ("bool", "longdouble") else f"{kind}{8 * datatype.Get_size()}"
+    return names
 
 
 def _describe_self():
@@ -201,7 +198,7 @@ class _Meeting:
     def __init__(self, comm, timeout):
         self.comm = comm
         self.timeout = timeout
-        self.tag = comm.Get_attr(MPI.TAG_UB)
+        self.tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
 
     def allgather(self, value):
         """Every rank's value, in rank order."""
@@ -254,3 +251,4 @@ class _Meeting:
 
 
 _buffer.register_mpi(_mpi_datatypes(), MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
+_op.register_mpi_ops(MPI.Op, _mpi_ops(), MPI._handleof)

@@ -34,6 +34,6 @@ ctypedef struct Layout:
     int64_t[2 * ARRAY_MAX_NDIM] store
 
 # Describe obj's memory; no byte of it is touched, and no stream is waited for. arg: the argument's name, for errors.
-# writable: the caller will write, so a copy made by the exporter is refused. After an error, too, export must be released.
+# writable: the caller will write, so a copy by the exporter is refused. After an error, too, export must be released.
 cdef int array_read(object obj, Export* export, Layout* layout, object arg, bint writable) except -1
 cdef void export_release(Export* export) noexcept

@@ -1,7 +1,8 @@
 """An array of any library -> where and how its elements lie.
 
-Layer L2, called by _buffer with the GIL held; no locks. Each type is asked once which protocol it has, and the answer is kept
-(Reader): nothing is tried and caught on the way of a call. No stream is waited for: whoever queues device work orders it.
+Layer L2, called by _buffer with the GIL held; no locks. Each type is asked once which protocol it has, and the answer
+is kept (Reader): nothing is tried and caught on the way of a call. No stream is waited for: whoever queues device work
+orders it.
 """
 
 import sys
@@ -44,12 +45,7 @@ cdef extern from "hetccl/arrays.h" nogil:
         HETCCL_DL_ROCM_HOST
         HETCCL_DL_CUDA_MANAGED
         HETCCL_DL_ONEAPI
-        HETCCL_DL_INT
-        HETCCL_DL_UINT
-        HETCCL_DL_FLOAT
         HETCCL_DL_BFLOAT
-        HETCCL_DL_COMPLEX
-        HETCCL_DL_BOOL
         HETCCL_DL_FLOAT8_E4M3FN
         HETCCL_DL_FLOAT8_E5M2
         HETCCL_DL_READ_ONLY
@@ -96,14 +92,15 @@ cdef enum:
     NUMPY_USER_NUM = 256
     READERS_MAX = 1024   # classes made at run time must not pile up
     DLPACK_MAJOR = 1
-    # Array API standard, __dlpack__(stream=-1): "do not synchronise", for CUDA and ROCm alike (None, 0, 1 and 2 differ between them).
+    # Array API standard, __dlpack__(stream=-1): do not synchronise, for CUDA and ROCm alike (None, 0, 1 and 2 differ).
     DLPACK_NO_SYNC = -1
 
 ctypedef int (*reader_t)(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1
 
-DLPACK_VERSION = (DLPACK_MAJOR, 3)  # newest that hetccl/arrays.h describes
-REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what exporters raise when they will not export
+cdef tuple DLPACK_VERSION = (DLPACK_MAJOR, 3)  # newest that hetccl/arrays.h describes
+cdef tuple REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what exporters raise that will not export
 
+cdef const char* DL_KINDS = "iuf\0\0cb"  # DLPack's int, uint, float, -, -, complex, bool as NumPy's kind letters
 cdef int[NUMPY_NUMS] numpy_codes  # NumPy type number -> HETCCL_<dtype> or CODE_*
 cdef object numpy_ndarray = None  # numpy.ndarray, once its layout was checked
 cdef dict readers = {}            # type -> Reader
@@ -144,7 +141,7 @@ cdef Reader reader_of(object obj, object arg):
     reader.exchange = exchange_of(cls)
     if numpy is not None and issubclass(cls, numpy.ndarray) and numpy_layout_holds(numpy):
         if hasattr(cls, "mask"):
-            raise TypeError(f"{arg}: {type_name(obj)} has a mask, which no collective honours; fill it, or pass its .data")
+            raise TypeError(f"{arg}: {type_name(obj)} has a mask, which no collective honours; pass its .data")
         reader.read = read_numpy
     elif reader.exchange != NULL:
         reader.read = read_exchange
@@ -168,8 +165,8 @@ cdef Reader reader_of(object obj, object arg):
 cdef int raise_no_array(object obj, object arg) except -1:
     hint = "; numpy.asarray makes an array of it" if hasattr(obj, "__array__") else ""
     raise TypeError(
-        f"{arg}: {type_name(obj)} is no buffer: it is no numpy.ndarray and has no __dlpack__ with __dlpack_device__, no buffer "
-        f"protocol and no __cuda_array_interface__{hint}. A spec is [data, count, datatype]"
+        f"{arg}: {type_name(obj)} is no buffer: it is no numpy.ndarray and has no __dlpack__ with __dlpack_device__, "
+        f"no buffer protocol and no __cuda_array_interface__{hint}. A spec is [data, count, datatype]"
     )
 
 
@@ -186,7 +183,7 @@ cdef hetccl_dlexchange_t* exchange_of(object cls) except? NULL:
 
 cdef int check_tensor(object obj, Layout* layout, object arg) except -1:
     if obj.requires_grad:
-        raise BufferError(f"{arg}: the tensor requires grad, and no gradient flows through a collective; pass tensor.detach()")
+        raise BufferError(f"{arg}: the tensor requires grad, and no gradient crosses collectives; pass tensor.detach()")
     if obj.is_neg() or ((layout.code == HETCCL_COMPLEX64 or layout.code == HETCCL_COMPLEX128) and obj.is_conj()):
         raise BufferError(f"{arg}: the tensor's memory is not yet conjugated; pass tensor.resolve_conj().resolve_neg()")
     return 0
@@ -322,13 +319,15 @@ cdef int read_dlpack(Reader reader, object obj, Export* export, Layout* layout, 
 
 cdef object dlpack_capsule(Reader reader, object obj):
     cdef int device = obj.__dlpack_device__()[0]
-    stream = {} if device in (HETCCL_DL_CPU, HETCCL_DL_CUDA_HOST, HETCCL_DL_ROCM_HOST) else {"stream": DLPACK_NO_SYNC}
+    cdef bint host = device in (HETCCL_DL_CPU, HETCCL_DL_CUDA_HOST, HETCCL_DL_ROCM_HOST)  # these take no stream
     if not reader.legacy:
         try:
-            return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False, **stream)
+            if host:
+                return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False)
+            return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False, stream=DLPACK_NO_SYNC)
         except TypeError:  # the one way to learn that a 0.x exporter knows neither keyword; remembered below
             pass
-    capsule = obj.__dlpack__(**stream)
+    capsule = obj.__dlpack__() if host else obj.__dlpack__(stream=DLPACK_NO_SYNC)
     reader.legacy = True
     return capsule
 
@@ -337,7 +336,7 @@ cdef int layout_of_versioned(
     hetccl_dlversioned_t* managed, object obj, Layout* layout, object arg, bint writable,
 ) except -1:
     if managed.major != DLPACK_MAJOR:
-        raise BufferError(f"{arg}: {type_name(obj)} exports DLPack {managed.major}.x; hetccl knows 0.x and {DLPACK_MAJOR}.x")
+        raise BufferError(f"{arg}: {type_name(obj)} exports DLPack {managed.major}.x, not 0.x or {DLPACK_MAJOR}.x")
     if writable and managed.flags & HETCCL_DL_IS_COPIED:
         raise BufferError(f"{arg}: {type_name(obj)} exports a copy, which cannot receive")
     return layout_of_tensor(&managed.tensor, layout, arg, managed.flags & HETCCL_DL_READ_ONLY)
@@ -354,7 +353,7 @@ cdef int layout_of_tensor(const hetccl_dltensor_t* tensor, Layout* layout, objec
     elif device == HETCCL_DL_ONEAPI:
         layout.kind = HETCCL_MEM_ONEAPI
     else:
-        raise BufferError(f"{arg}: memory of DLPack device type {device} is not supported; host, CUDA, ROCm and oneAPI are")
+        raise BufferError(f"{arg}: DLPack device type {device} is unknown; known are host, CUDA, ROCm, oneAPI")
     layout.device = 0 if layout.kind == HETCCL_MEM_HOST else tensor.device.id
     layout.ptr = <char*> tensor.data + tensor.byte_offset
     layout.code = code_of_tensor(tensor)
@@ -374,15 +373,13 @@ cdef int code_of_tensor(const hetccl_dltensor_t* tensor) noexcept nogil:
         return CODE_OPAQUE
     if tensor.dtype.lanes != 1:
         return CODE_UNSUPPORTED
-    if code == HETCCL_DL_FLOAT: return code_of(b"f", bits // 8)
-    if code == HETCCL_DL_INT: return code_of(b"i", bits // 8)
-    if code == HETCCL_DL_UINT: return code_of(b"u", bits // 8)
-    if code == HETCCL_DL_BFLOAT and bits == 16: return HETCCL_BFLOAT16
-    if code == HETCCL_DL_BOOL: return code_of(b"b", bits // 8)
-    if code == HETCCL_DL_COMPLEX: return code_of(b"c", bits // 8)
-    if code == HETCCL_DL_FLOAT8_E4M3FN: return HETCCL_FLOAT8_E4M3
-    if code == HETCCL_DL_FLOAT8_E5M2: return HETCCL_FLOAT8_E5M2
-    return CODE_UNSUPPORTED
+    if code == HETCCL_DL_BFLOAT and bits == 16:
+        return HETCCL_BFLOAT16
+    if code == HETCCL_DL_FLOAT8_E4M3FN:
+        return HETCCL_FLOAT8_E4M3
+    if code == HETCCL_DL_FLOAT8_E5M2:
+        return HETCCL_FLOAT8_E5M2
+    return code_of(DL_KINDS[code] if code < 7 else 0, bits // 8)
 
 
 # ---- __cuda_array_interface__

@@ -1,4 +1,4 @@
-"""What the user passed, as plain C: array or mpi4py buffer spec -> Span. Layer L2, called by _comm with the GIL held."""
+"""What the user passed, as plain C: array or mpi4py buffer spec -> Span. Layer L2; the GIL is held."""
 
 from libc.stdint cimport int64_t
 
@@ -11,18 +11,18 @@ ctypedef struct Span:
     int64_t nbytes   # of the whole buffer from its beginning: what a spec was cut from
     int dtype        # HETCCL_<dtype>
     int kind         # HETCCL_MEM_*
-    int device       # index among devices of its kind, 0 for host memory, DEVICE_UNKNOWN (_array.pxd) where only the runtime can tell
+    int device       # index among devices of its kind; DEVICE_UNKNOWN (_array.pxd) where only the runtime can tell
     size_t itemsize  # bytes per element
     bint readonly
     bint fortran     # F- but not C-contiguous. Elements travel in memory order, so both sides must agree on it
     void* owner      # strong reference to the object that was read
     Export export    # what the object's library must be given back
 
-# obj: an array, or a spec [data, ...] as mpi4py takes it. arg: the argument's name, for errors ("sendbuf"). writable: it will receive.
-# blocks: how many equal blocks the collective sees in this buffer (the communicator's size for Allgather's recvbuf, both of Alltoall's,
-# Reduce_scatter_block's sendbuf; else 1). As in mpi4py an explicit count in a spec counts the elements of ONE block, and a
-# missing one is (elements in the buffer) / blocks, which must divide. span.count is always the total, a multiple of blocks.
-# On error nothing is held. None is a TypeError; IN_PLACE too: ask is_in_place first.
+# obj: an array, or a spec [data, ...] as mpi4py takes it. arg: its name, for errors. writable: it will receive.
+# blocks: how many equal blocks the collective sees in this buffer (the communicator's size for Allgather's recvbuf, for
+# both of Alltoall's, for Reduce_scatter_block's sendbuf; else 1). As in mpi4py, an explicit count in a spec is that of
+# ONE block, and a missing one is (elements in the buffer) / blocks, which must divide. span.count is always the total,
+# a multiple of blocks. On error nothing is held. None is a TypeError, and so is IN_PLACE: ask is_in_place first.
 cdef int span_of(object obj, Span* span, object arg, bint writable, int64_t blocks) except -1
 
 # Give back what the span holds. Safe on a zeroed span, on one whose span_of failed, and twice.
@@ -31,5 +31,5 @@ cdef void span_release(Span* span) noexcept
 # ValueError if the two share a byte, exactly or partly, as MPI forbids. arg_a, arg_b: the arguments' names.
 cdef int span_check_overlap(const Span* a, const Span* b, object arg_a, object arg_b) except -1
 
-# None and MPI.IN_PLACE, as in mpi4py.
+# IN_PLACE, MPI.IN_PLACE and, as in mpi4py, None.
 cdef bint is_in_place(object obj) noexcept

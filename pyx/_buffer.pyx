@@ -1,7 +1,7 @@
 """What the user passed, as plain C: array or mpi4py buffer spec -> Span.
 
-Layer L2, called by _comm with the GIL held; no locks. _array says where the memory is; here it is checked against what a
-collective needs, and cut to what a spec asks for. No byte of it is touched.
+Layer L2, called by _comm with the GIL held; no locks. _array says where the memory is; here it is checked against what
+a collective needs, and cut to what a spec asks for. No byte of it is touched.
 """
 
 from cpython.number cimport PyIndex_Check
@@ -11,10 +11,9 @@ from libc.stdint cimport int64_t, uintptr_t
 from hetccl._abi cimport HETCCL_MEM_CUDA, HETCCL_MEM_HIP, HETCCL_MEM_HOST, HETCCL_MEM_ONEAPI
 from hetccl._array cimport HELD_NOTHING, HELD_VIEW, Layout, array_read, export_release
 from hetccl._dtype cimport (
-    CODE_SWAPPED, CODE_UNASKED, CODE_UNSUPPORTED, dtype_alignment, dtype_code, dtype_itemsize, dtype_name, dtype_names, type_name,
+    CODE_SWAPPED, CODE_UNASKED, CODE_UNSUPPORTED, datatypes_add, dtype_alignment, dtype_code, dtype_itemsize,
+    dtype_name, dtype_names, type_name,
 )
-
-from hetccl._dtype import register_datatypes
 
 cdef extern from "hetccl/arrays.h" nogil:
     enum:
@@ -45,7 +44,7 @@ cdef int span_of_data(object obj, Span* span, object arg, bint writable, int giv
     cdef Layout layout
     cdef int i, code
     cdef int64_t count = 1, itemsize
-    if obj is mpi_in_place:  # mpi4py's constants are empty buffers to the buffer protocol
+    if obj is mpi_in_place or obj is IN_PLACE:  # mpi4py's constants are empty buffers to the buffer protocol
         raise TypeError(f"{arg}: IN_PLACE stands for no buffer here")
     if obj is mpi_bottom:
         raise TypeError(f"{arg}: BOTTOM (absolute addresses) is not supported; pass the array")
@@ -86,14 +85,14 @@ cdef int raise_strided(object obj, object arg, Layout* layout) except -1:
     strides = tuple([layout.strides[i] * layout.stride_unit for i in range(layout.ndim)])
     raise BufferError(
         f"{arg}: {type_name(obj)} of shape {shape} has strides {strides} bytes; C- or F-contiguous memory is required: "
-        f"use numpy.ascontiguousarray or the like"
+        "use numpy.ascontiguousarray or the like"
     )
 
 
 cdef int raise_misaligned(object obj, object arg, int code) except -1:
     raise BufferError(
-        f"{arg}: {dtype_name(code)} elements of {type_name(obj)} do not begin at a multiple of {dtype_alignment(code)} bytes; "
-        f"copy it first"
+        f"{arg}: {dtype_name(code)} elements of {type_name(obj)} do not begin at a multiple of "
+        f"{dtype_alignment(code)} bytes; copy it first"
     )
 
 
@@ -102,12 +101,17 @@ cdef int raise_dtype(object obj, Span* span, object arg, int code) except -1:
     if dtype is None:
         dtype = f"format {span.export.view.format.decode()!r}" if span.export.held == HELD_VIEW else "unknown"
     if code == CODE_SWAPPED:
-        raise TypeError(f"{arg}: byte order of dtype {dtype} is not this machine's; convert with .astype(dtype.newbyteorder('='))")
+        raise TypeError(
+            f"{arg}: byte order of dtype {dtype} is not this machine's; convert with .astype(dtype.newbyteorder('='))"
+        )
     raise TypeError(f"{arg}: dtype {dtype} is not supported; known are {dtype_names()}")
 
 
 cdef int span_of_spec(object spec, Span* span, object arg, bint writable, int64_t blocks) except -1:
-    """[data, count], [data, datatype], [data, count, datatype], [data, count, displ, datatype]; count may be (count, displ)."""
+    """Span of [data, count or datatype], [data, count, datatype] or [data, count, displacement, datatype].
+
+    Instead of a count, the first two may have (count, displacement).
+    """
     cdef int given = CODE_UNASKED
     cdef int64_t capacity, wanted, offset
     count = displ = datatype = None
@@ -120,7 +124,7 @@ cdef int span_of_spec(object spec, Span* span, object arg, bint writable, int64_
     elif len(spec) == 4:
         data, count, displ, datatype = spec
     else:
-        raise ValueError(f"{arg}: a buffer spec has 2 to 4 items, [data, count, displacement, datatype], got {len(spec)}")
+        raise ValueError(f"{arg}: a spec has 2 to 4 items, [data, count, displacement, datatype], got {len(spec)}")
     if len(spec) < 4 and isinstance(count, (tuple, list)):
         if len(count) != 2:
             raise ValueError(f"{arg}: expected (count, displacement), got {count!r}")
@@ -136,7 +140,8 @@ cdef int span_of_spec(object spec, Span* span, object arg, bint writable, int64_
     capacity -= offset
     if count is None:
         if span.nbytes % <int64_t> span.itemsize:
-            raise ValueError(f"{arg}: {span.nbytes} bytes are no multiple of {dtype_name(span.dtype)}'s {span.itemsize}")
+            name = dtype_name(span.dtype)
+            raise ValueError(f"{arg}: {span.nbytes} bytes are no multiple of {name}'s {span.itemsize}")
         if blocks != 1 and capacity % blocks:
             raise ValueError(f"{arg}: {capacity} elements do not divide into {blocks} blocks")
         wanted = capacity
@@ -185,7 +190,7 @@ cdef int span_check_overlap(const Span* a, const Span* b, object arg_a, object a
         return 0
     shared = min(a_hi, b_hi) - max(a_lo, b_lo)
     raise ValueError(
-        f"{arg_a} and {arg_b} share {shared} bytes; they must be apart (pass IN_PLACE as {arg_a} to reduce or gather in place)"
+        f"{arg_a} and {arg_b} share {shared} bytes; they must be apart (pass IN_PLACE as {arg_a} to work in place)"
     )
 
 
@@ -219,7 +224,7 @@ def register_mpi(datatypes, handle_of, in_place, bottom):
     in_place, bottom : MPI.IN_PLACE, MPI.BOTTOM
     """
     global mpi_in_place, mpi_bottom
-    register_datatypes(datatypes, handle_of)
+    datatypes_add(datatypes, handle_of)
     mpi_in_place = in_place
     mpi_bottom = bottom
 
@@ -230,15 +235,22 @@ def describe(obj, writable=False, blocks=1):
     obj      : array or mpi4py buffer spec
     writable : it is to receive
     blocks   : blocks that the collective sees in it
-    Returns  : dict: ptr, count (elements), dtype (name), kind ("host", "cuda", ...), device, itemsize (bytes), readonly, fortran
+    Returns  : dict: ptr, count (elements), dtype (name), kind ("host", "cuda", ...), device, itemsize (bytes),
+               readonly, fortran (F- but not C-contiguous)
     Raises   : BufferError (layout, read-only), TypeError (object, dtype), ValueError (counts)
     """
     cdef Span span
     span_of(obj, &span, "obj", writable, blocks)
     try:
         return {
-            "ptr": <uintptr_t> span.ptr, "count": span.count, "dtype": dtype_name(span.dtype), "kind": KINDS[span.kind],
-            "device": span.device, "itemsize": span.itemsize, "readonly": bool(span.readonly), "fortran": bool(span.fortran),
+            "ptr": <uintptr_t> span.ptr,
+            "count": span.count,
+            "dtype": dtype_name(span.dtype),
+            "kind": KINDS[span.kind],
+            "device": span.device,
+            "itemsize": span.itemsize,
+            "readonly": bool(span.readonly),
+            "fortran": bool(span.fortran),
         }
     finally:
         span_release(&span)

@@ -6,24 +6,7 @@ from hetccl._buffer cimport Span
 from hetccl._executor cimport Executor
 from hetccl._exchange cimport Exchange
 from hetccl._lock cimport Lock
-from hetccl._program cimport Program
-
-cdef enum:
-    MAX_CHOICES = 8
-
-
-cdef class Op:
-    cdef readonly str name
-    cdef int code
-
-
-cdef class Choice:                       # the programs of one collective and root, by message size
-    cdef int nprograms
-    cdef int64_t limit[MAX_CHOICES]      # largest message in bytes; the last has none
-    cdef list programs
-
-    cdef Program pick(self, int64_t nbytes)
-
+from hetccl._program cimport Choice
 
 cdef class Comm:
     cdef readonly object mpi
@@ -42,7 +25,6 @@ cdef class Comm:
     cdef int generation                  # number of forks between the process that built it and the first
 
     cdef int usable(self, int call) except -1
-    cdef int op_code(self, object op, int dtype) except -1
     cdef int rank_of(self, object value, str argument) except -1
     cdef Choice choose(self, int call, int root, bint in_place)
     cdef int collect(self, int call, int root, Span* send, Span* recv, int64_t count, Span* given, object op, bint in_place=*) except -1

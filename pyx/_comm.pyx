@@ -12,14 +12,14 @@ from libc.limits cimport INT_MAX
 from libc.stdint cimport INT64_MAX, uint8_t, uint32_t
 from libc.string cimport memset
 
-from hetccl._abi cimport (
-    HETCCL_AVG, HETCCL_MAX, HETCCL_MEM_HOST, HETCCL_MIN, HETCCL_PROD, HETCCL_SUM, HETCCL_UINT8,
-)
+from hetccl._abi cimport HETCCL_AVG, HETCCL_MEM_HOST, HETCCL_UINT8
 from hetccl._buffer cimport dtype_name, is_in_place, span_check_overlap, span_of, span_release
 from hetccl._exchange cimport ANY, REFUSED_TAG
 from hetccl._kernels cimport hetccl_reduce_fn, reduce_for
+from hetccl._op cimport op_code, op_name
 
 from hetccl._executor import CALLS
+from hetccl._op import MAX, SUM
 from hetccl.errors import CommClosed
 
 # Indices into _executor.CALLS.
@@ -52,29 +52,6 @@ def count_fork():
 
 
 os.register_at_fork(after_in_child=count_fork)
-
-
-cdef class Op:
-    """A reduction. MPI's own ops of the same names are accepted in its place."""
-
-    def __cinit__(self, str name, int code):
-        self.name = name
-        self.code = code
-
-    def __repr__(self):
-        return f"hetccl.{self.name}"
-
-    def __reduce__(self):
-        return self.name
-
-
-SUM = Op("SUM", HETCCL_SUM)
-PROD = Op("PROD", HETCCL_PROD)
-MIN = Op("MIN", HETCCL_MIN)
-MAX = Op("MAX", HETCCL_MAX)
-AVG = Op("AVG", HETCCL_AVG)
-OPS = {op.name: op for op in (SUM, PROD, MIN, MAX, AVG)}
-NAMES_OF_OPS = {(<Op>op).code: op.name for op in OPS.values()}
 
 
 ctypedef struct Signature:               # what all ranks must agree on; exchanged under HETCCL_CHECK
@@ -387,20 +364,6 @@ cdef class Comm:
             raise CommClosed(f"{CALLS[call]}: the communicator belongs to the parent of this forked process", call=CALLS[call])
         return 0
 
-    cdef int op_code(self, object op, int dtype) except -1:
-        """Code of an op of ours or MPI's, defined for the dtype."""
-        if type(op) is not Op:
-            if not isinstance(op, self.membership.op_type):
-                raise TypeError(f"op: expected hetccl.SUM, PROD, MIN, MAX or AVG, or MPI's, got {type(op).__name__}")
-            name = self.membership.op_names.get(self.membership.handle_of(op))
-            if name is None:
-                raise ValueError(f"op: {op} is not supported; SUM, PROD, MIN, MAX and AVG are")
-            op = OPS[name]
-        cdef int code = (<Op>op).code
-        if reduce_for(dtype, code) == NULL:
-            raise TypeError(f"op: {(<Op>op).name} is not defined for {dtype_name(dtype)}")
-        return code
-
     cdef int rank_of(self, object value, str argument) except -1:
         rank = index(value)
         if not 0 <= rank < self.size:
@@ -419,7 +382,7 @@ cdef class Comm:
     cdef int collect(self, int call, int root, Span* send, Span* recv, int64_t count, Span* given, object op,
                      bint in_place=False) except -1:
         """Run a collective on checked spans; a send span without address means that the input is where the output goes."""
-        cdef int code = 0 if op is None else self.op_code(op, given.dtype)
+        cdef int code = 0 if op is None else op_code(op, given.dtype)
         cdef hetccl_reduce_fn reduce = NULL if op is None else reduce_for(given.dtype, code)
         cdef void* source = recv.ptr if send.ptr == NULL else send.ptr
         cdef size_t itemsize = given.itemsize
@@ -448,7 +411,7 @@ cdef class Comm:
         for title, values in (
             ("collective", [CALLS[views[r].call] for r in range(self.size)]),
             ("root", [views[r].root for r in range(self.size)]),
-            ("op", [NAMES_OF_OPS.get(views[r].op) for r in range(self.size)]),
+            ("op", [op_name(views[r].op) for r in range(self.size)]),
             ("dtype", [dtype_name(<int>views[r].dtype) for r in range(self.size)]),
             ("count", [views[r].count for r in range(self.size)]),
             ("memory order", ["F" if views[r].fortran else "C" for r in range(self.size)]),
@@ -518,24 +481,6 @@ cdef class Comm:
         elif status is not None:
             self.membership.fill_status(status, exchange.source, exchange.tag, exchange.incoming.nbytes)
         return 0
-
-
-cdef class Choice:
-    """Compiled plans of one collective and root. plans: [(largest message in bytes or None, hetccl.plan.Plan)], ascending."""
-
-    def __cinit__(self, plans, int rank):
-        if len(plans) > MAX_CHOICES:
-            raise ValueError(f"{len(plans)} algorithms for one collective; at most {MAX_CHOICES}")
-        self.nprograms = len(plans)
-        self.programs = [Program(plan, rank) for _, plan in plans]
-        for i, (limit, _) in enumerate(plans):
-            self.limit[i] = INT64_MAX if limit is None else limit
-
-    cdef Program pick(self, int64_t nbytes):
-        cdef int i = 0
-        while nbytes > self.limit[i]:
-            i += 1
-        return <Program>self.programs[i]
 
 
 cdef inline void clear(Span* a, Span* b) noexcept:

@@ -1,6 +1,6 @@
 """Numbers of hetccl's dtypes from the ways in which others name them, and back. Layer L2."""
 
-# Elements that hetccl does not carry. A spec's datatype may still move UNSUPPORTED ones as raw memory, and SWAPPED ones as bytes.
+# Elements that hetccl does not carry. A spec's datatype may yet move UNSUPPORTED ones as raw memory, SWAPPED as bytes.
 cdef enum:
     CODE_UNSUPPORTED = -1
     CODE_SWAPPED = -2  # not this machine's byte order
@@ -11,13 +11,15 @@ cdef char BYTEORDER_SWAPPED  # b">" or b"<", whichever is not this machine's
 
 # HETCCL_<dtype> of NumPy's kind letter (b i u f c) and size in bytes, or CODE_UNSUPPORTED.
 cdef int code_of(char kind, size_t itemsize) noexcept nogil
-# HETCCL_<dtype> or CODE_* of a buffer protocol format. Its sizes are not trusted (ctypes writes wrong ones); itemsize is.
+# HETCCL_<dtype> or CODE_* of a buffer protocol format. Its sizes are not trusted (ctypes' are wrong), itemsize is.
 cdef int code_of_format(const char* text, size_t itemsize) noexcept nogil
 # HETCCL_<dtype> of a dtype's name as NumPy, ml_dtypes and torch spell it, or CODE_UNSUPPORTED.
 cdef int code_of_name(object name) except? -1
 
 # MPI datatype or type string -> HETCCL_<dtype>; TypeError naming arg if hetccl has no such dtype.
 cdef int dtype_code(object datatype, object arg) except -1
+# Add MPI's datatypes: {handle: name}, and the callable that gives an MPI.Datatype's handle (or a TypeError).
+cdef int datatypes_add(object datatypes, object handle_of) except -1
 cdef size_t dtype_itemsize(int dtype) noexcept nogil
 cdef size_t dtype_alignment(int dtype) noexcept nogil  # bytes that an element's address is a multiple of
 cdef object dtype_name(int dtype)

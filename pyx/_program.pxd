@@ -8,6 +8,7 @@ from hetccl._shm cimport hetccl_msg_t, hetccl_transport_t
 
 cdef enum:
     NOBODY = -1                          # a Source that lies in this rank's memory
+    MAX_CHOICES = 8
 
 
 ctypedef struct Link:                    # one direction to one peer, through whichever transport reaches it
@@ -61,6 +62,13 @@ cdef class Program:
 
     cdef int compile_step(self, Step* out, step, dict turns) except -1
     cdef int compile_sources(self, Step* out, step, dict turns) except -1
+
+
+cdef class Choice:                       # the programs of one collective and root, by message size
+    cdef int64_t limit[MAX_CHOICES]      # largest message in bytes; the last has none
+    cdef list programs
+
+    cdef Program pick(self, int64_t nbytes)
 
 
 ctypedef struct Run:                     # a program at work on one portion of the user's buffers

@@ -5,6 +5,7 @@ starts when the steps in its `after` are complete; messages enter and leave each
 what matches them with the peer's. No GIL, no lock: one thread at a time.
 """
 
+from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
@@ -124,6 +125,23 @@ cdef class Program:
                 out.sources[i].peer = NOBODY
                 out.sources[i].place = place_of(source)
         return 0
+
+
+cdef class Choice:
+    """Compiled plans of one collective and root. plans: [(largest message in bytes or None, hetccl.plan.Plan)], ascending."""
+
+    def __cinit__(self, plans, int rank):
+        if len(plans) > MAX_CHOICES:
+            raise ValueError(f"{len(plans)} algorithms for one collective; at most {MAX_CHOICES}")
+        self.programs = [Program(plan, rank) for _, plan in plans]
+        for i, (limit, _) in enumerate(plans):
+            self.limit[i] = INT64_MAX if limit is None else limit
+
+    cdef Program pick(self, int64_t nbytes):
+        cdef int i = 0
+        while nbytes > self.limit[i]:
+            i += 1
+        return <Program>self.programs[i]
 
 
 cdef int next_turn(dict turns, bint sends, int peer) except -1:

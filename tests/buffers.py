@@ -1,19 +1,31 @@
 """Every kind of buffer that a user may pass, in one registry, so that one test body covers them all.
 
-`SENDERS` and `RECEIVERS` are good host buffers, `REFUSED` are those that must be refused, `DEVICES` pretend to lie on a GPU. Use as
+`SENDERS` and `RECEIVERS` are good host buffers, `REFUSED` must be refused, `DEVICES` pretend to lie on a GPU. Use as
 `@pytest.mark.parametrize("kind", params(RECEIVERS))`; a kind whose library is not installed is skipped and says so.
 """
 
 import array
 import ctypes
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import numpy as np
 import pytest
 
-REAL_DTYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
+REAL_DTYPES = [
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+]
 TORCH_DTYPES = {*REAL_DTYPES, "bool", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"}
 
 
@@ -68,25 +80,36 @@ READ_ONLY, IS_COPIED = 1, 2
 
 
 class Tensor(C.Structure):
-    _fields_ = [
-        ("data", C.c_void_p), ("device_type", C.c_int32), ("device_id", C.c_int32), ("ndim", C.c_int32), ("code", C.c_uint8),
-        ("bits", C.c_uint8), ("lanes", C.c_uint16), ("shape", C.POINTER(C.c_int64)), ("strides", C.POINTER(C.c_int64)),
+    _fields_ = (
+        ("data", C.c_void_p),
+        ("device_type", C.c_int32),
+        ("device_id", C.c_int32),
+        ("ndim", C.c_int32),
+        ("code", C.c_uint8),
+        ("bits", C.c_uint8),
+        ("lanes", C.c_uint16),
+        ("shape", C.POINTER(C.c_int64)),
+        ("strides", C.POINTER(C.c_int64)),
         ("byte_offset", C.c_uint64),
-    ]
+    )
 
 
 class Managed(C.Structure):
-    _fields_ = [("tensor", Tensor), ("context", C.c_void_p), ("deleter", C.c_void_p)]
+    _fields_ = (("tensor", Tensor), ("context", C.c_void_p), ("deleter", C.c_void_p))
 
 
 class Versioned(C.Structure):
-    _fields_ = [
-        ("major", C.c_uint32), ("minor", C.c_uint32), ("context", C.c_void_p), ("deleter", C.c_void_p), ("flags", C.c_uint64),
+    _fields_ = (
+        ("major", C.c_uint32),
+        ("minor", C.c_uint32),
+        ("context", C.c_void_p),
+        ("deleter", C.c_void_p),
+        ("flags", C.c_uint64),
         ("tensor", Tensor),
-    ]
+    )
 
 
-LIVE = {}     # address of a managed tensor -> what keeps it alive; a second deletion is a KeyError
+LIVE = {}  # address of a managed tensor -> what keeps it alive; a second deletion is a KeyError
 DELETED = []  # addresses in order of deletion
 NAMES = {Managed: b"dltensor", Versioned: b"dltensor_versioned"}
 
@@ -152,11 +175,16 @@ class Dlpack1(Dlpack0):
 
 
 class Exchange(C.Structure):
-    _fields_ = [
-        ("major", C.c_uint32), ("minor", C.c_uint32), ("previous", C.c_void_p), ("allocate", C.c_void_p),
-        ("managed_from_object", C.c_void_p), ("managed_to_object", C.c_void_p), ("tensor_from_object", C.c_void_p),
+    _fields_ = (
+        ("major", C.c_uint32),
+        ("minor", C.c_uint32),
+        ("previous", C.c_void_p),
+        ("allocate", C.c_void_p),
+        ("managed_from_object", C.c_void_p),
+        ("managed_to_object", C.c_void_p),
+        ("tensor_from_object", C.c_void_p),
         ("current_stream", C.c_void_p),
-    ]
+    )
 
 
 @C.PYFUNCTYPE(C.c_int, C.py_object, C.POINTER(C.c_void_p))
@@ -174,7 +202,9 @@ def exchange_borrowed(obj, out):
 
 
 def exchange_table(major, previous=None, borrowed=True):
-    table = Exchange(major=major, minor=3, previous=previous, managed_from_object=C.cast(exchange_managed, C.c_void_p).value)
+    table = Exchange(
+        major=major, minor=3, previous=previous, managed_from_object=C.cast(exchange_managed, C.c_void_p).value
+    )
     table.tensor_from_object = C.cast(exchange_borrowed, C.c_void_p).value if borrowed else None
     return table
 
@@ -200,12 +230,17 @@ class Cai:
         v = self.values
         strides = None if v.flags.c_contiguous else v.strides
         return {
-            "shape": v.shape, "typestr": v.dtype.str, "data": (v.ctypes.data, self.readonly), "strides": strides, "version": 3,
+            "shape": v.shape,
+            "typestr": v.dtype.str,
+            "data": (v.ctypes.data, self.readonly),
+            "strides": strides,
+            "version": 3,
             **self.fields,
         }
 
 
 # ---- the registry
+
 
 def flat(values):
     return np.asarray(values).reshape(-1, order="A")
@@ -222,6 +257,10 @@ def from_torch(tensor):
     name = str(tensor.dtype).partition(".")[2]
     dtype = getattr(ml_dtypes, name) if name in DL_NAMED else np.dtype(name)
     return tensor.reshape(-1).view(torch.uint8).numpy().view(dtype)
+
+
+def to_jax(values):
+    return jax.numpy.array(values)
 
 
 def fortran(values):
@@ -253,7 +292,9 @@ def without(*modules):
     return "; ".join(f"{name} is not installed" for name in modules if globals()[name] is None)
 
 
-ARRAY_DTYPES = frozenset({"int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64"})
+ARRAY_DTYPES = frozenset(
+    {"int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64"}
+)
 
 KINDS = [
     Kind("numpy", lambda v: v.copy(), flat),
@@ -262,7 +303,9 @@ KINDS = [
     Kind("numpy-matrix", lambda v: v.copy().view(np.matrix), flat),
     Kind("numpy-readonly", readonly, flat, receives=False),
     Kind("spec", lambda v: [v.copy(), v.size, v.dtype.char], lambda s: flat(s[0]), frozenset({*REAL_DTYPES, "bool"})),
-    Kind("array", lambda v: array.array(v.dtype.char, v.tobytes()), lambda a: np.frombuffer(a, a.typecode), ARRAY_DTYPES),
+    Kind(
+        "array", lambda v: array.array(v.dtype.char, v.tobytes()), lambda a: np.frombuffer(a, a.typecode), ARRAY_DTYPES
+    ),
     Kind("bytearray", lambda v: bytearray(v.tobytes()), lambda b: np.frombuffer(b, "u1"), frozenset({"uint8"})),
     Kind("bytes", lambda v: v.tobytes(), lambda b: np.frombuffer(b, "u1"), frozenset({"uint8"}), receives=False),
     Kind("memoryview", lambda v: memoryview(v.copy()), flat, frozenset({*REAL_DTYPES, "bool"})),
@@ -272,11 +315,22 @@ KINDS = [
     Kind("dlpack-exchange", lambda v: DlpackC(v.copy()), lambda d: flat(d.values)),
     Kind("dlpack-pinned", lambda v: Dlpack1(v.copy(), (3, 0)), lambda d: flat(d.values)),
     Kind("torch", to_torch, from_torch, frozenset(TORCH_DTYPES), missing=without("torch", "ml_dtypes")),
-    Kind("torch-parameter", lambda v: torch.nn.Parameter(to_torch(v), requires_grad=False), from_torch,
-         frozenset({"float16", "float32", "float64"}), missing=without("torch", "ml_dtypes")),
+    Kind(
+        "torch-parameter",
+        lambda v: torch.nn.Parameter(to_torch(v), requires_grad=False),
+        from_torch,
+        frozenset({"float16", "float32", "float64"}),
+        missing=without("torch", "ml_dtypes"),
+    ),
     # JAX narrows 64-bit values unless told otherwise, and copies here: its arrays may share no memory with the input.
-    Kind("jax", lambda v: jax.numpy.array(v), flat, frozenset(TORCH_DTYPES - {"int64", "uint64", "float64", "complex128"}),
-         receives=False, missing=without("jax")),
+    Kind(
+        "jax",
+        to_jax,
+        flat,
+        frozenset(TORCH_DTYPES - {"int64", "uint64", "float64", "complex128"}),
+        receives=False,
+        missing=without("jax"),
+    ),
 ]
 SENDERS = KINDS
 RECEIVERS = [k for k in SENDERS if k.receives]
@@ -289,8 +343,13 @@ REFUSED = [
     Kind("permuted", lambda v: np.resize(v, (2, 3, 4)).transpose(1, 0, 2), flat, error=BufferError),
     Kind("memoryview-strided", lambda v: memoryview(v.copy())[::2], flat, error=BufferError),
     Kind("dlpack1-strided", lambda v: Dlpack1(strided(v)), flat, error=BufferError),
-    Kind("torch-strided", lambda v: to_torch(np.stack([v, v], axis=1))[:, 0], from_torch, error=BufferError,
-         missing=without("torch", "ml_dtypes")),
+    Kind(
+        "torch-strided",
+        lambda v: to_torch(np.stack([v, v], axis=1))[:, 0],
+        from_torch,
+        error=BufferError,
+        missing=without("torch", "ml_dtypes"),
+    ),
     Kind("misaligned", misaligned, flat, error=BufferError),
     Kind("swapped", lambda v: v.astype(v.dtype.newbyteorder(">")), flat, error=TypeError),
     Kind("object", lambda v: v.astype(object), flat, error=TypeError),
@@ -298,7 +357,7 @@ REFUSED = [
     Kind("void", lambda v: np.zeros(v.size, "V4"), flat, error=TypeError),
     Kind("datetime", lambda v: np.zeros(v.size, "M8[s]"), flat, error=TypeError),
     Kind("text", lambda v: np.zeros(v.size, "U3"), flat, error=TypeError),
-    Kind("masked", lambda v: np.ma.array(v), flat, error=TypeError),
+    Kind("masked", np.ma.array, flat, error=TypeError),
     Kind("list", lambda v: [v.tolist()], flat, error=ValueError),
     Kind("number", lambda v: 3, flat, error=TypeError),
     Kind("str", lambda v: "text", flat, error=TypeError),

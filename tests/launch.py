@@ -180,12 +180,18 @@ class Job:
         self.kill()
         return self
 
+    def _marked(self):
+        """The pids of all processes of the job that still run."""
+        return {int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _has_mark(pid, self._mark)}
+
     def _abort(self):
-        for rank in range(self.n):
-            # Only a pid that still carries the mark is the rank; the number may have been given away since.
-            text = self._read(f"{rank}.pid").strip()
-            if text and _marked(text, self._mark):
-                _signal(int(text), signal.SIGABRT)
+        """Let every rank print its traceback; the launcher is stopped, or it would kill the others first."""
+        running = self._marked()
+        ranks = {int(text) for text in (self._read(f"{rank}.pid") for rank in range(self.n)) if text} & running
+        for pid in running - ranks:
+            _signal(pid, signal.SIGSTOP)
+        for pid in ranks:
+            _signal(pid, signal.SIGABRT)
         time.sleep(TRACEBACK_S)
 
     def kill(self):
@@ -193,7 +199,7 @@ class Job:
         if self._texts is not None:
             return
         deadline = time.monotonic() + KILL_S
-        while pids := [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _marked(pid, self._mark)]:
+        while pids := self._marked():
             if time.monotonic() > deadline:
                 raise RuntimeError(f"processes {pids} of {self.args} do not die")
             for pid in pids:
@@ -285,7 +291,7 @@ def _rank_script(folder, n, per_rank_env, keep_alive):
     return "\n".join(lines) + "\n"
 
 
-def _marked(pid, mark):
+def _has_mark(pid, mark):
     """True if the process carries the job's mark (bytes of a zombie's environment are gone: it needs no signal)."""
     try:
         return f"{MARK}={mark}".encode() in Path("/proc", pid, "environ").read_bytes()

@@ -19,9 +19,9 @@ def verify(plan, in_place=None):
 
     in_place : False, True, or None: each way that the plan must stand (both, but for alltoall only its own)
 
-    Proved: outputs hold what MPI says, each contribution exactly once, by the same reduce order on all ranks; `final` is
-    on the last reduce of each output and nowhere else; messages match; no deadlock when a Send completes only once it
-    is consumed; nothing undefined is read, IN is not written, SCRATCH is not overrun; any two steps of a rank that
+    Proved: outputs hold what MPI says, each contribution exactly once, reduced in the same order on all ranks; `final`
+    is on the last reduce of each output and nowhere else; messages match; no deadlock when a Send completes only once
+    it is consumed; nothing undefined is read, IN is not written, SCRATCH is not overrun; any two steps of a rank that
     touch the same memory, one of them writing, are ordered by `after`.
     """
     programs = [plan.program(rank) for rank in range(plan.size)]

@@ -1,5 +1,5 @@
-/* What other libraries lay out in memory and hetccl only reads (layer L2, used by _array): NumPy's array object, DLPack's
- * tensors and exchange table. Declared here so that neither is needed to build. */
+/* What other libraries lay out in memory and hetccl only reads (layer L2, used by _array): NumPy's array object,
+ * DLPack's tensors and exchange table. Declared here so that neither is needed to build. */
 #ifndef HETCCL_ARRAYS_H
 #define HETCCL_ARRAYS_H
 
@@ -31,7 +31,7 @@ typedef struct {
     int flags;
 } hetccl_ndarray_t;
 
-enum hetccl_npy_flags { HETCCL_NPY_C = 0x1, HETCCL_NPY_F = 0x2, HETCCL_NPY_ALIGNED = 0x100, HETCCL_NPY_WRITEABLE = 0x400 };
+enum hetccl_npy_flags { HETCCL_NPY_C = 0x1, HETCCL_NPY_F = 0x2, HETCCL_NPY_WRITEABLE = 0x400 };
 
 /* DLPack 1.3, dlpack.h. Codes beyond those named here are not carried by hetccl. */
 enum hetccl_dl_device {
@@ -44,16 +44,7 @@ enum hetccl_dl_device {
     HETCCL_DL_ONEAPI = 14
 };
 
-enum hetccl_dl_code {
-    HETCCL_DL_INT = 0,
-    HETCCL_DL_UINT = 1,
-    HETCCL_DL_FLOAT = 2,
-    HETCCL_DL_BFLOAT = 4,
-    HETCCL_DL_COMPLEX = 5,
-    HETCCL_DL_BOOL = 6,
-    HETCCL_DL_FLOAT8_E4M3FN = 10,
-    HETCCL_DL_FLOAT8_E5M2 = 12
-};
+enum hetccl_dl_code { HETCCL_DL_BFLOAT = 4, HETCCL_DL_FLOAT8_E4M3FN = 10, HETCCL_DL_FLOAT8_E5M2 = 12 };
 
 #define HETCCL_DL_READ_ONLY 1u
 #define HETCCL_DL_IS_COPIED 2u
@@ -83,7 +74,7 @@ typedef struct hetccl_dlmanaged { /* capsule "dltensor": 0.x */
     void (*deleter)(struct hetccl_dlmanaged *);
 } hetccl_dlmanaged_t;
 
-typedef struct hetccl_dlversioned { /* capsule "dltensor_versioned": 1.x; all but the tensor is fixed for every version */
+typedef struct hetccl_dlversioned { /* capsule "dltensor_versioned": 1.x; the part before `tensor` never changes */
     uint32_t major, minor;
     void *context;
     void (*deleter)(struct hetccl_dlversioned *);

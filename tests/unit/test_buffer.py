@@ -8,9 +8,9 @@ import weakref
 
 import numpy as np
 import pytest
+from hetccl._buffer import check_overlap, describe
 
 from buffers import REAL_DTYPES, RECEIVERS, REFUSED, SENDERS, flat, ml_dtypes, params
-from hetccl._buffer import check_overlap, describe
 
 DTYPES = [*REAL_DTYPES, "bool", "longdouble", "complex64", "complex128"]
 ML_DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2"] if ml_dtypes else []
@@ -33,7 +33,9 @@ def memory(understood):
 
 CASES = [
     pytest.param(kind, name, id=f"{kind.id}-{name}", marks=pytest.mark.skipif(bool(kind.missing), reason=kind.missing))
-    for kind in SENDERS for name in [*DTYPES, *ML_DTYPES] if kind.carries(dtype_of(name))
+    for kind in SENDERS
+    for name in [*DTYPES, *ML_DTYPES]
+    if kind.carries(dtype_of(name))
 ]
 
 
@@ -62,7 +64,7 @@ def test_receivers_are_the_users_own_memory(kind):
 def test_read_only_memory_cannot_receive(kind):
     obj = kind.make(np.arange(6, dtype="uint8"))
     assert describe(obj)["readonly"]
-    with pytest.raises(BufferError, match="obj: .*read-only"):
+    with pytest.raises(BufferError, match=r"obj: .*read-only"):
         describe(obj, writable=True)
 
 
@@ -81,14 +83,23 @@ def test_messages_name_what_was_given_and_what_is_right():
         describe(np.zeros(2, "M8[s]"))
     with pytest.raises(TypeError, match="byte order of dtype >i2"):
         describe(np.zeros(2, ">i2"))
-    with pytest.raises(TypeError, match="int is no buffer.*__dlpack__.*buffer protocol.*__cuda_array_interface__"):
+    with pytest.raises(TypeError, match=r"int is no buffer.*__dlpack__.*buffer protocol.*__cuda_array_interface__"):
         describe(3)
 
 
-@pytest.mark.parametrize("shape, index", [
-    ((0, 3), np.s_[:, ::2]), ((4, 3), np.s_[:0, ::2]), ((1, 6), np.s_[::-1]), ((5, 1), np.s_[2:3, ::-1]), ((3, 4), np.s_[1, 2]),
-    ((3, 1, 4), np.s_[:, ::-1]), ((2, 2), np.s_[:]), ((), np.s_[...]),
-])
+@pytest.mark.parametrize(
+    "shape, index",
+    [
+        ((0, 3), np.s_[:, ::2]),
+        ((4, 3), np.s_[:0, ::2]),
+        ((1, 6), np.s_[::-1]),
+        ((5, 1), np.s_[2:3, ::-1]),
+        ((3, 4), np.s_[1, 2]),
+        ((3, 1, 4), np.s_[:, ::-1]),
+        ((2, 2), np.s_[:]),
+        ((), np.s_[...]),
+    ],
+)
 def test_strides_that_are_never_stepped_do_not_matter(shape, index):
     array = np.arange(np.prod(shape, dtype=int), dtype="f4").reshape(shape)[index]
     understood = describe(array)
@@ -124,10 +135,11 @@ def test_a_numpy_dtype_is_judged_by_its_byte_order_each_time():
 
 # ---- overlap
 
+
 def test_overlap():
     array = np.zeros(10, "f4")
     for send, recv in [(array, array), (array[:6], array[5:]), (array[2:4], array), (array, array[3:4])]:
-        with pytest.raises(ValueError, match="sendbuf and recvbuf share .*IN_PLACE"):
+        with pytest.raises(ValueError, match=r"sendbuf and recvbuf share .*IN_PLACE"):
             check_overlap(send, recv)
     check_overlap(array[:5], array[5:])
     check_overlap(array[5:], array[:5])
@@ -137,6 +149,7 @@ def test_overlap():
 
 
 # ---- lifetimes
+
 
 @pytest.mark.parametrize("kind", params(SENDERS))
 def test_nothing_is_kept(kind):

@@ -4,19 +4,30 @@ import ctypes
 
 import numpy as np
 import pytest
+from hetccl._buffer import describe, register_mpi
 
 from buffers import Cai, Dlpack1, ml_dtypes
-from hetccl._buffer import describe, register_mpi
 
 MPI = pytest.importorskip("mpi4py.MPI", reason="mpi4py or the MPI library is not installed")
 
-# name -> number in include/hetccl/abi.h
-NUMBERS = {"INT8_T": 0, "BYTE": 1, "INT": 2, "UINT32_T": 3, "INT64_T": 4, "FLOAT": 7, "DOUBLE": 8, "SHORT": 32, "C_BOOL": 34}
+DATATYPES = {
+    "INT8_T": "int8",
+    "BYTE": "uint8",
+    "SHORT": "int16",
+    "INT": "int32",
+    "UINT32_T": "uint32",
+    "INT64_T": "int64",
+    "FLOAT": "float32",
+    "DOUBLE": "float64",
+    "C_BOOL": "bool",
+}
 
 
 @pytest.fixture(autouse=True)
 def registered():
-    register_mpi({MPI._handleof(getattr(MPI, k)): v for k, v in NUMBERS.items()}, MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
+    register_mpi(
+        {MPI._handleof(getattr(MPI, k)): v for k, v in DATATYPES.items()}, MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM
+    )
 
 
 @pytest.fixture
@@ -65,21 +76,57 @@ def test_same_memory_as_mpi4py(name, a):
     received, status = bytearray(64), MPI.Status()
     MPI.COMM_SELF.Sendrecv(SPECS[name](a), 0, recvbuf=[received, MPI.BYTE], status=status)
     spec = SPECS[name](a)
-    assert picked(spec) == received[:status.Get_count(MPI.BYTE)]
+    assert picked(spec) == received[: status.Get_count(MPI.BYTE)]
 
 
-@pytest.mark.parametrize("code", ["b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "f", "d", "g", "?", "F", "D", "Zf", "Zd", "n",
-                                  "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8", "c8", "c16", "b1"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "b",
+        "B",
+        "h",
+        "H",
+        "i",
+        "I",
+        "l",
+        "L",
+        "q",
+        "Q",
+        "f",
+        "d",
+        "g",
+        "?",
+        "F",
+        "D",
+        "Zf",
+        "Zd",
+        "n",
+        "i1",
+        "i2",
+        "i4",
+        "i8",
+        "u1",
+        "u2",
+        "u4",
+        "u8",
+        "f4",
+        "f8",
+        "c8",
+        "c16",
+        "b1",
+    ],
+)
 def test_type_strings_have_mpi4pys_sizes(code):
     dtype = describe([bytearray(64), code])
     assert dtype["itemsize"] == MPI._typedict[code].Get_size()
     assert dtype["count"] == 64 // dtype["itemsize"]
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", DATATYPES)
 def test_datatypes(name):
     datatype = getattr(MPI, name)
     understood = describe([bytearray(64), datatype])
+    assert understood["dtype"] == DATATYPES[name]
     assert (understood["count"], understood["itemsize"]) == (64 // datatype.size, datatype.size)
 
 
@@ -96,43 +143,50 @@ def test_counts_are_per_block(a):
     assert describe([a, (2, 4)], False, 4)["count"] == 8
     assert describe([a, None, 4, MPI.FLOAT], False, 4)["count"] == 8
     assert describe([a, 0], False, 4)["count"] == 0
-    for spec, error in [([a, 4], "count per block 4 is beyond .* room for 3"), ([a, (2, 5)], "room for 1"), (a, "into 5 blocks"),
-                        ([a, None], "into 5 blocks")]:
+    for spec, error in [
+        ([a, 4], "count per block 4 is beyond .* room for 3"),
+        ([a, (2, 5)], "room for 1"),
+        (a, "into 5 blocks"),
+        ([a, None], "into 5 blocks"),
+    ]:
         with pytest.raises(ValueError, match=error):
             describe(spec, False, 5 if "into" in error else 4)
 
 
-@pytest.mark.parametrize("spec, error, match", [
-    (lambda a: [a], ValueError, "2 to 4 items.* got 1"),
-    (lambda a: [a, 1, 2, "f", 5], ValueError, "got 5"),
-    (lambda a: [a, -1], ValueError, "negative count -1"),
-    (lambda a: [a, (3, -1)], ValueError, "negative displacement -1"),
-    (lambda a: [a, 13], ValueError, "count 13 is beyond"),
-    (lambda a: [a, 2**70], ValueError, "beyond"),
-    (lambda a: [a, (0, 13)], ValueError, "displacement 13 is beyond"),
-    (lambda a: [a, (3, 10)], ValueError, "count 3 .* room for 2"),
-    (lambda a: [a, 7, MPI.DOUBLE], ValueError, "room for 6"),
-    (lambda a: [a, (1, 2, 3)], ValueError, "displacement"),
-    (lambda a: [a, 3.0], TypeError, "float"),
-    (lambda a: [a, "3", "f"], TypeError, "count must be an integer, got str"),
-    (lambda a: [a, 3, 4], TypeError, "datatype"),
-    (lambda a: [a, "zz"], TypeError, "'zz'"),
-    (lambda a: [a, MPI.COMM_SELF], TypeError, "MPI datatype"),
-    (lambda a: [a, MPI.DATATYPE_NULL], TypeError, "MPI datatype"),
-    (lambda a: [a, MPI.FLOAT_INT], TypeError, "FLOAT_INT"),
-    (lambda a: [a[:3], MPI.DOUBLE], ValueError, "12 bytes are no multiple"),
-    (lambda a: [MPI.BOTTOM, 3, MPI.FLOAT], TypeError, "BOTTOM"),
-    (lambda a: [None, 3, MPI.FLOAT], ValueError, "room for 0"),
-    (lambda a: [None, 0], TypeError, "NoneType"),
-    (lambda a: [[a, 3], 3], TypeError, "list"),
-    (lambda a: [a[::2], 3], BufferError, "strides"),
-    (lambda a: [a[::2], MPI.BYTE], BufferError, "strides"),
-    (lambda a: [a.astype(object), MPI.BYTE], TypeError, "object"),
-    (lambda a: [a.astype(">f4"), MPI.FLOAT], TypeError, "byte order"),
-    (lambda a: [bytearray(a.tobytes())[1:], MPI.FLOAT], ValueError, "no multiple"),
-    (lambda a: [memoryview(bytearray(9))[1:], MPI.FLOAT], BufferError, "multiple of 4 bytes"),
-    (lambda a: MPI.IN_PLACE, TypeError, "IN_PLACE"),
-])
+@pytest.mark.parametrize(
+    "spec, error, match",
+    [
+        (lambda a: [a], ValueError, "2 to 4 items.* got 1"),
+        (lambda a: [a, 1, 2, "f", 5], ValueError, "got 5"),
+        (lambda a: [a, -1], ValueError, "negative count -1"),
+        (lambda a: [a, (3, -1)], ValueError, "negative displacement -1"),
+        (lambda a: [a, 13], ValueError, "count 13 is beyond"),
+        (lambda a: [a, 2**70], ValueError, "beyond"),
+        (lambda a: [a, (0, 13)], ValueError, "displacement 13 is beyond"),
+        (lambda a: [a, (3, 10)], ValueError, "count 3 .* room for 2"),
+        (lambda a: [a, 7, MPI.DOUBLE], ValueError, "room for 6"),
+        (lambda a: [a, (1, 2, 3)], ValueError, "displacement"),
+        (lambda a: [a, 3.0], TypeError, "float"),
+        (lambda a: [a, "3", "f"], TypeError, "count must be an integer, got str"),
+        (lambda a: [a, 3, 4], TypeError, "datatype"),
+        (lambda a: [a, "zz"], TypeError, "'zz'"),
+        (lambda a: [a, MPI.COMM_SELF], TypeError, "MPI datatype"),
+        (lambda a: [a, MPI.DATATYPE_NULL], TypeError, "MPI datatype"),
+        (lambda a: [a, MPI.FLOAT_INT], TypeError, "FLOAT_INT"),
+        (lambda a: [a[:3], MPI.DOUBLE], ValueError, "12 bytes are no multiple"),
+        (lambda a: [MPI.BOTTOM, 3, MPI.FLOAT], TypeError, "BOTTOM"),
+        (lambda a: [None, 3, MPI.FLOAT], ValueError, "room for 0"),
+        (lambda a: [None, 0], TypeError, "NoneType"),
+        (lambda a: [[a, 3], 3], TypeError, "list"),
+        (lambda a: [a[::2], 3], BufferError, "strides"),
+        (lambda a: [a[::2], MPI.BYTE], BufferError, "strides"),
+        (lambda a: [a.astype(object), MPI.BYTE], TypeError, "object"),
+        (lambda a: [a.astype(">f4"), MPI.FLOAT], TypeError, "byte order"),
+        (lambda a: [bytearray(a.tobytes())[1:], MPI.FLOAT], ValueError, "no multiple"),
+        (lambda a: [memoryview(bytearray(9))[1:], MPI.FLOAT], BufferError, "multiple of 4 bytes"),
+        (lambda a: MPI.IN_PLACE, TypeError, "IN_PLACE"),
+    ],
+)
 def test_refused(spec, error, match, a):
     with pytest.raises(error, match=f"obj: .*{match}"):
         describe(spec(a))

@@ -1,5 +1,6 @@
 """What `python -m hetccl plan` shows: every step, well-formed drawings, clear errors."""
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -123,3 +124,9 @@ def test_bad_usage(arguments):
     with pytest.raises(SystemExit) as caught:
         cli.main(["plan", *arguments])
     assert caught.value.code == 2
+
+
+def test_drawing_in_the_docs_is_current():
+    """docs/plan_allreduce_3+2.svg is what `python -m hetccl plan allreduce --islands 3+2 --svg FILE` draws."""
+    drawn = Path(__file__).parents[2] / "docs" / "plan_allreduce_3+2.svg"
+    assert drawn.read_text(encoding="utf-8") == render.svg(build("allreduce", contiguous((3, 2))))

@@ -1,0 +1,60 @@
+# Everything that is set up lands in .venv, .mpi and build, inside this folder. PYTHON=python3.12 make test picks a Python.
+PYTHON ?= python3
+ARGS ?=
+
+# Programs of .venv come first, then the system's.
+RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
+SETUP := $(PYTHON) tools/environment.py
+SOURCES := setup.py $(wildcard pyx/*.pyx pyx/*.pxd include/hetccl/*.h)
+
+# Open MPI refuses root, and more ranks than cores, unless told otherwise (4 reads OMPI_, 5 reads PRTE_). MPICH has no
+# such rules. One thread each: the ranks share this machine's cores.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export OMPI_MCA_rmaps_base_oversubscribe := 1
+export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
+export OMP_NUM_THREADS := 1
+export OPENBLAS_NUM_THREADS := 1
+
+.PHONY: help demo test build lint bench test-gpu environment clean
+
+help: ## what there is to make (the default)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
+
+demo: build ## train a small language model on 4 ranks in islands of 3 and 1
+	@$(RUN) mpirun -n 3 env HETCCL_ISLAND=A python examples/train_lm.py $(ARGS) \
+	             : -n 1 env HETCCL_ISLAND=B python examples/train_lm.py $(ARGS)
+
+test: build ## run all tests (ARGS="-k name" for some)
+	@$(SETUP) test
+	@$(RUN) python -m pytest $(ARGS)
+
+build: .venv/built ## set up .venv and compile
+
+.venv/built: environment $(SOURCES)
+	@if [ ! -e $@ ] || [ -n "$(filter-out environment,$?)" ]; then \
+	    echo "hetccl: compile (a minute or so)"; mkdir -p build; \
+	    $(RUN) python setup.py build_ext --inplace --parallel $$(nproc) >build/log 2>&1 || { cat build/log; exit 1; }; \
+	    touch $@; fi
+
+environment:
+	@$(SETUP)
+
+lint: environment ## check the style of Python and Cython, and the stubs
+	@$(SETUP) lint
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) cython-lint pyx
+	@set -- hetccl/*.pyi; if [ -e "$$1" ]; then $(RUN) mypy "$$@"; fi
+
+bench: build ## compare with mpi4py on this machine, over each MPI
+	@$(SETUP) test
+	@$(RUN) python bench/compare_mpi.py $$(for m in .venv .mpi/*; do [ ! -x $$m/bin/mpirun ] || echo --mpi $$m; done) $(ARGS)
+
+test-gpu: build ## run the tests that need an NVIDIA or AMD GPU
+	@$(SETUP) test
+	@test -d tests/gpu || { echo "hetccl: this version has no code that runs on a GPU, so no such tests" >&2; exit 1; }
+	@$(RUN) python -m pytest tests/gpu $(ARGS)
+
+clean: ## remove all that was set up and built
+	rm -rf .venv .mpi build hetccl/*.so pyx/*.c

@@ -1,0 +1,64 @@
+"""Layer L2: the reduction ops that calls take, ours and MPI's. This module does not import mpi4py: bootstrap tells it what MPI's are."""
+
+from hetccl._abi cimport HETCCL_AVG, HETCCL_MAX, HETCCL_MIN, HETCCL_PROD, HETCCL_SUM
+from hetccl._buffer cimport dtype_name
+from hetccl._kernels cimport reduce_for
+
+
+cdef class Op:
+    """A reduction. MPI's own ops of the same names are accepted in its place."""
+
+    def __cinit__(self, str name, int code):
+        self.name = name
+        self.code = code
+
+    def __repr__(self):
+        return f"hetccl.{self.name}"
+
+    def __reduce__(self):
+        return self.name
+
+
+SUM = Op("SUM", HETCCL_SUM)
+PROD = Op("PROD", HETCCL_PROD)
+MIN = Op("MIN", HETCCL_MIN)
+MAX = Op("MAX", HETCCL_MAX)
+AVG = Op("AVG", HETCCL_AVG)
+
+OPS = {op.name: op for op in (SUM, PROD, MIN, MAX, AVG)}
+
+cdef type mpi_type = type(None)
+cdef dict mpi_ops = {}                   # handle -> Op
+cdef object mpi_handle_of = None
+
+
+def register_mpi_ops(op_type, handles, handle_of):
+    """Tell the module MPI's ops.
+
+    op_type   : MPI.Op
+    handles   : dict, MPI op handle (int) -> name of the op here
+    handle_of : callable, MPI.Op -> handle
+    """
+    global mpi_type, mpi_handle_of
+    mpi_type = op_type
+    mpi_ops.update({handle: OPS[name] for handle, name in handles.items()})
+    mpi_handle_of = handle_of
+
+
+cdef int op_code(object op, int dtype) except -1:
+    if type(op) is not Op:
+        if not isinstance(op, mpi_type):
+            raise TypeError(f"op: expected hetccl.{', '.join(OPS)}, or MPI's, got {type(op).__name__}")
+        if mpi_handle_of(op) not in mpi_ops:
+            raise ValueError(f"op: this op of MPI's is not supported; {', '.join(OPS)} are")
+        op = mpi_ops[mpi_handle_of(op)]
+    if reduce_for(dtype, (<Op>op).code) == NULL:
+        raise TypeError(f"op: {(<Op>op).name} is not defined for {dtype_name(dtype)}")
+    return (<Op>op).code
+
+
+cdef str op_name(long code):
+    for op in OPS.values():
+        if (<Op>op).code == code:
+            return op.name
+    return None
