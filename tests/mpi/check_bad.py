@@ -1,9 +1,10 @@
 """Bad input gets a clear error on every rank before any byte moves, and the communicator goes on working."""
 
-import hetccl
 import numpy as np
 from mpi4py import MPI
 from support import Guarded, equal, raises, run_checks, still_works
+
+import hetccl
 
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()
@@ -170,7 +171,7 @@ def check_overlap(comm):
 
 def check_root_out_of_range(comm):
     data = np.zeros(N)
-    for root in (SIZE, -1, SIZE + 7, -2**31, 2**40):
+    for root in (SIZE, -1, SIZE + 7, -(2**31), 2**40):
         with raises(ValueError, OverflowError, names="root"):
             comm.Reduce(data, np.zeros(N), root=root)
         with raises(ValueError, OverflowError, names="root"):

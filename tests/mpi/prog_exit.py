@@ -2,10 +2,11 @@
 
 import sys
 
-import hetccl
 import numpy as np
 from mpi4py import MPI
 from support import Report, raises, still_works
+
+import hetccl
 
 HOW = sys.argv[3]
 report = Report(sys.argv[1])
