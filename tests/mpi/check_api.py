@@ -2,10 +2,11 @@
 
 import time
 
-import hetccl
 import numpy as np
 from mpi4py import MPI
 from support import Guarded, equal, make_comm, raises, rank_labels, run_checks, still_works
+
+import hetccl
 
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()

@@ -1,9 +1,10 @@
 """Bad input gets a clear error on every rank before any byte moves, and the communicator goes on working."""
 
-import hetccl
 import numpy as np
 from mpi4py import MPI
 from support import Guarded, equal, raises, run_checks, still_works
+
+import hetccl
 
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()
@@ -57,6 +58,13 @@ def check_strided_leaves_padding_alone(comm):
     with raises(BufferError, names="recvbuf"):
         comm.Allreduce(np.ones(N), base[:, 0])
     equal(base, np.full((N, 3), 7.0))
+    still_works(comm)
+
+
+def check_memory_orders(comm):
+    """A matrix in C order and one in Fortran order hold their elements differently: refused, not transposed."""
+    with raises(BufferError, ValueError, names="contiguous"):
+        comm.Allreduce(np.zeros((N, 3)), np.zeros((N, 3), order="F"))
     still_works(comm)
 
 
@@ -163,7 +171,7 @@ def check_overlap(comm):
 
 def check_root_out_of_range(comm):
     data = np.zeros(N)
-    for root in (SIZE, -1, SIZE + 7, -2**31, 2**40):
+    for root in (SIZE, -1, SIZE + 7, -(2**31), 2**40):
         with raises(ValueError, OverflowError, names="root"):
             comm.Reduce(data, np.zeros(N), root=root)
         with raises(ValueError, OverflowError, names="root"):

@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 
-import hetccl
 import numpy as np
 from mpi4py import MPI
 from support import equal, make_comm, process_counts, resident_bytes, run_checks, still_works
+
+import hetccl
 
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()

@@ -1,9 +1,10 @@
 """Send, Recv and Sendrecv: tags, status, wildcards, lengths, large and many messages."""
 
-import hetccl
 import numpy as np
 from mpi4py import MPI
 from support import Guarded, equal, raises, run_checks, still_works
+
+import hetccl
 
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()

@@ -2,11 +2,12 @@
 
 import hashlib
 
-import hetccl
 import numpy as np
 from mpi4py import MPI
 from reference import dtype_of
 from support import equal, run_checks
+
+import hetccl
 
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()

@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import launch
 
@@ -44,8 +46,8 @@ def read_reports(folder, ranks):
 class Outcome:
     """What a job left: `lines` of its report, `text` of its output, `job` (None when it ran without mpirun)."""
 
-    def __init__(self, lines, text, job=None):
-        self.lines, self.text, self.job = lines, text, job
+    def __init__(self, lines, text, job=None, timed_out=False):
+        self.lines, self.text, self.job, self.timed_out = lines, text, job, timed_out
 
     def by_rank(self, field):
         """{rank: the last line that has `field`}"""
@@ -55,6 +57,7 @@ class Outcome:
 def run(program, layout, *args, timeout=120, **options):
     """Run a program of this folder; its arguments are <report folder> <layout> *args. A job that had to be killed or
     failed gives its lines all the same: what they lack is for the test to find."""
+    timed_out = False
     with tempfile.TemporaryDirectory() as folder:
         try:
             job = launch.mpirun(
@@ -69,8 +72,8 @@ def run(program, layout, *args, timeout=120, **options):
                 **options,
             )
         except launch.JobTimeout as error:
-            job = error.job
-        return Outcome(read_reports(folder, len(layout)), job.report(), job)
+            job, timed_out = error.job, True
+        return Outcome(read_reports(folder, len(layout)), job.report(), job, timed_out)
 
 
 def run_alone(program, *args, timeout=120, env=None):
@@ -88,28 +91,78 @@ def run_alone(program, *args, timeout=120, env=None):
         return Outcome(read_reports(folder, 1), f"returncode {done.returncode}\n{done.stdout}{done.stderr}")
 
 
+class Spec(NamedTuple):
+    """A job to be run: `args` are the program's own, `env` pairs of all ranks' variables."""
+
+    program: str
+    layout: str
+    args: tuple = ()
+    env: tuple = ()
+    keep_alive: bool = False
+    timeout: int = 60
+
+    def __str__(self):
+        return "-".join([*self.args, self.layout])
+
+    def run(self):
+        options = {"env": dict(self.env), "timeout": self.timeout, "keep_alive": self.keep_alive}
+        return run(self.program, self.layout, *self.args, **options)
+
+
+class Pool:
+    """Runs jobs that mostly wait, a few at a time, ahead of the tests that look at them."""
+
+    # More would slow down what the tests measure on a machine of two cores.
+    AT_ONCE = 3
+
+    def __init__(self, specs):
+        self.executor = ThreadPoolExecutor(self.AT_ONCE)
+        self.futures = {spec: self.executor.submit(spec.run) for spec in dict.fromkeys(specs)}
+
+    def __getitem__(self, spec):
+        return self.futures[spec].result()
+
+    def close(self):
+        """Start no more; those that run end by their own time-outs."""
+        self.executor.shutdown(cancel_futures=True)
+
+
 class CheckRuns:
-    """Runs a program's checks for a layout at the first question about one, all chosen ones in one job."""
+    """Runs a program's checks for a layout at the first question about one: all chosen ones in one job, and those after
+    a check that crashed in another."""
 
     def __init__(self, chosen):
         # {(program, layout): [check, ...]}: those that pytest selected, so that one alone is quick to run.
         self.chosen = chosen
-        self.outcomes = {}
+        self.found = {}
 
     def verify(self, program, layout, name):
         """AssertionError unless every rank ran the check and found nothing."""
-        key = (program, layout)
-        if key not in self.outcomes:
-            names, options = self.chosen[key], {"env": {"HETCCL_TIMEOUT": "30"}, "timeout": 240}
-            run_it = run_alone if layout == ALONE else run
-            layouts = [] if layout == ALONE else [layout]
-            self.outcomes[key] = run_it(program, *layouts, *names, **options)
-        outcome = self.outcomes[key]
-        ran = {line["rank"]: line["problem"] for line in outcome.lines if line["name"] == name}
+        if (program, layout, name) not in self.found:
+            self._run(program, layout, self.chosen[program, layout])
+        ran, text = self.found[program, layout, name]
         problems = [f"rank {rank}: {problem}" for rank, problem in sorted(ran.items()) if problem]
         assert not problems, "\n".join(problems)
-        missing = set(range(1 if layout == ALONE else len(layout))) - set(ran)
-        assert not missing, f"ranks {sorted(missing)} did not finish {name}\n{outcome.text}"
+        missing = set(range(_ranks(layout))) - set(ran)
+        assert not missing, f"ranks {sorted(missing)} did not finish {name}\n{text}"
+
+    def _run(self, program, layout, names):
+        env = {"HETCCL_TIMEOUT": "30"}
+        while names:
+            if layout == ALONE:
+                outcome = run_alone(program, *names, env=env)
+            else:
+                outcome = run(program, layout, *names, env=env, timeout=200)
+            for name in names:
+                ran = {line["rank"]: line["problem"] for line in outcome.lines if line["name"] == name}
+                self.found[program, layout, name] = (ran, outcome.text)
+            ended = [len(self.found[program, layout, name][0]) == _ranks(layout) for name in names]
+            # What did not end is at fault; a job that was stopped for its time would only be stopped again.
+            names = names[ended.index(False) + 1 :] if False in ended and not outcome.timed_out else []
+
+
+def _ranks(layout):
+    return 1 if layout == ALONE else len(layout)
 
 
 # The layout of one process that no mpirun started.

@@ -3,12 +3,13 @@
 import sys
 import traceback
 
-import hetccl
 import numpy as np
 from matrix import cases
 from mpi4py import MPI
 from reference import dtype_of, expected, sent
 from support import Guarded, Report, first_difference, make_comm
+
+import hetccl
 
 OPS = {"SUM": hetccl.SUM, "PROD": hetccl.PROD, "MIN": hetccl.MIN, "MAX": hetccl.MAX, "AVG": hetccl.AVG}
 

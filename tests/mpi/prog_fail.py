@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import hetccl
 import numpy as np
 from mpi4py import MPI
 from support import (
@@ -23,6 +22,8 @@ from support import (
     signal_later,
     wait_for_reports,
 )
+
+import hetccl
 
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()

@@ -3,10 +3,11 @@
 import hashlib
 import sys
 
-import hetccl
 import numpy as np
 from reference import dtype_of
 from support import Report, make_comm
+
+import hetccl
 
 report = Report(sys.argv[1])
 with make_comm() as comm:

@@ -12,9 +12,10 @@ import time
 import traceback
 from pathlib import Path
 
-import hetccl
 import numpy as np
 from mpi4py import MPI
+
+import hetccl
 
 GUARD_BYTES = 256
 GUARD_VALUE = 0xA5

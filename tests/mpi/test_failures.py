@@ -1,4 +1,7 @@
-"""Nothing hangs: killed, missing, late, mismatched and interrupted ranks become errors on the others, in bounded time."""
+"""Nothing hangs: killed, missing, late, mismatched and interrupted ranks become errors on the others, in bounded time.
+
+Each test looks at one job; the jobs mostly wait, so that a pool runs a few at a time, ahead of the tests.
+"""
 
 import os
 
@@ -8,22 +11,46 @@ from mpi import jobs
 
 # A dead peer is noticed within this time. The time-out is far above it, so that it is not what ends the wait.
 NOTICED_S = 10
-COLLECTIVES = (
-    "Allreduce", "Reduce", "Bcast", "Allgather", "Reduce_scatter_block", "Alltoall", "Barrier", "Sendrecv", "Send",
-)  # fmt: skip
+LONG, SHORT, CHECKED = "60", "3", "20"
+COLLECTIVES = ("Allreduce", "Reduce", "Bcast", "Allgather", "Reduce_scatter_block", "Alltoall", "Sendrecv", "Send")
 SMALL, LARGE = 4, 1 << 19
-# prog_fail.py's VICTIM: the last but one.
-LAYOUT, VICTIM = "AAB", 1
-OTHERS = [0, 2]
-SHORT = {"HETCCL_TIMEOUT": "3"}
-CHECKED = {"HETCCL_TIMEOUT": "20", "HETCCL_CHECK": "1"}
+SIZED = [(name, count) for name in COLLECTIVES for count in (SMALL, LARGE)] + [("Barrier", SMALL)]
+# prog_fail.py's VICTIM is the last rank but one.
+LAYOUT, VICTIM, OTHERS = "AAB", 1, [0, 2]
+EVERYBODY = [0, 1, 2]
+MISMATCHES = ("count", "large_count", "gather_count", "scatter_count", "total_count", "bcast_count", "collective")
+CHECKED_MISMATCHES = (*MISMATCHES, "dtype", "same_size_dtype", "op", "root", "barrier")
+EXITS = ("freed", "plain", "deleted", "cycle", "many", "finalize", "finalize_only", "sys_exit")
 
 
-def outcomes(scenario, *args, layout=LAYOUT, env=None, timeout=60):
-    """({rank: outcome line}, Outcome) of a scenario of prog_fail.py."""
-    env = {"HETCCL_TIMEOUT": "60", **(env or {})}
-    outcome = jobs.run("prog_fail.py", layout, scenario, *map(str, args), env=env, timeout=timeout, keep_alive=True)
-    return outcome.by_rank("outcome"), outcome
+def fault(*args, layout=LAYOUT, timeout=LONG, check=False):
+    """The job of a scenario of prog_fail.py; timeout is HETCCL_TIMEOUT in seconds."""
+    env = (("HETCCL_TIMEOUT", timeout), *((("HETCCL_CHECK", "1"),) * check))
+    return jobs.Spec("prog_fail.py", layout, tuple(map(str, args)), env, keep_alive=True)
+
+
+def each(*specs):
+    """Parametrise a test over jobs; its fixture `outcome` is what the job left."""
+    return pytest.mark.parametrize("job", specs, ids=str)
+
+
+@pytest.fixture(scope="module")
+def pool(request):
+    items = [item for item in request.session.items if item.path == request.path]
+    running = jobs.Pool(item.callspec.params["job"] for item in items)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def outcome(pool, job):
+    return pool[job]
+
+
+@pytest.fixture
+def found(outcome):
+    """{rank: how it ended}"""
+    return outcome.by_rank("outcome")
 
 
 def assert_all(ranks, found, outcome, error, peer):
@@ -35,111 +62,18 @@ def assert_all(ranks, found, outcome, error, peer):
         assert peer in line["peers"], f"rank {rank} does not name {peer}: {line}"
 
 
+def assert_done(ranks, found, outcome):
+    assert {rank: line["outcome"] for rank, line in found.items()} == dict.fromkeys(ranks, "done"), outcome.text
+
+
 def assert_left_well(ranks, outcome):
     """After the error a further call is refused at once and Free returns at once."""
-    for rank, line in outcome.by_rank("again").items():
+    again = outcome.by_rank("again")
+    assert sorted(again) == ranks, outcome.text
+    for rank, line in again.items():
         assert line["again"] in ("PeerError", "CommClosed", "CommTimeout", "HetcclError"), f"rank {rank}: {line}"
         assert line["free_seconds"] < NOTICED_S, f"rank {rank}: {line}"
-    assert sorted(outcome.by_rank("ended")) == sorted(ranks), outcome.text
-
-
-@pytest.mark.parametrize("count", [SMALL, LARGE])
-@pytest.mark.parametrize("collective", COLLECTIVES)
-def test_killed_rank(collective, count):
-    if collective == "Barrier" and count == LARGE:
-        pytest.skip("a barrier has no size")
-    found, outcome = outcomes("kill", collective, count)
-    assert_all(OTHERS, found, outcome, "PeerError", VICTIM)
-    late = {rank: line["seconds"] for rank, line in found.items() if not 0 <= line["seconds"] < NOTICED_S}
-    assert not late, f"seconds until the error: {late}"
-    assert_left_well(OTHERS, outcome)
-
-
-@pytest.mark.parametrize("layout", ["AA", "ABABA"])
-def test_killed_rank_of_other_layouts(layout):
-    found, outcome = outcomes("kill", "Allreduce", LARGE, layout=layout)
-    victim = len(layout) - 2
-    assert_all([rank for rank in range(len(layout)) if rank != victim], found, outcome, "PeerError", victim)
-
-
-def test_killed_while_the_others_build():
-    found, outcome = outcomes("kill_before_building", env={"HETCCL_TIMEOUT": "5"})
-    assert_all(OTHERS, found, outcome, "HetcclError", VICTIM)
-
-
-def test_rank_never_builds():
-    found, outcome = outcomes("never_builds", env=SHORT)
-    assert_all(OTHERS, found, outcome, "CommTimeout", VICTIM)
-
-
-@pytest.mark.parametrize("count", [SMALL, LARGE])
-@pytest.mark.parametrize("collective", COLLECTIVES)
-def test_rank_never_calls(collective, count):
-    if collective == "Barrier" and count == LARGE:
-        pytest.skip("a barrier has no size")
-    found, outcome = outcomes("never_calls", collective, count, env=SHORT)
-    assert sorted(found) == OTHERS, outcome.text
-    # Whoever times out first leaves, and the others may learn of that instead.
-    assert all(line["outcome"] == "error" for line in found.values()), found
-    assert any("CommTimeout" in line["classes"] and VICTIM in line["peers"] for line in found.values()), found
-    assert_left_well(OTHERS, outcome)
-
-
-@pytest.mark.parametrize(
-    "what", ["count", "large_count", "gather_count", "scatter_count", "total_count", "bcast_count", "collective"]
-)
-def test_mismatch_is_an_error(what):
-    """Without HETCCL_CHECK somebody notices, and everybody comes back."""
-    found, outcome = outcomes("mismatch", what, env=SHORT)
-    assert sorted(found) == [0, 1, 2], outcome.text
-    assert any(line["outcome"] == "error" for line in found.values()), found
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "count", "large_count", "gather_count", "scatter_count", "total_count", "bcast_count", "dtype",
-        "same_size_dtype", "op", "root", "collective", "barrier",
-    ],
-)  # fmt: skip
-def test_checked_mismatch_names_the_ranks(what):
-    """With HETCCL_CHECK=1 all ranks raise, at once and not by a time-out, and say who differs."""
-    found, outcome = outcomes("mismatch", what, env=CHECKED)
-    assert sorted(found) == [0, 1, 2], outcome.text
-    for rank, line in found.items():
-        assert line["outcome"] == "error", f"rank {rank}: {line}"
-        assert {"ValueError", "TypeError", "HetcclError"} & set(line["classes"]), f"rank {rank}: {line}"
-        assert "CommTimeout" not in line["classes"], f"rank {rank}: {line}"
-        assert VICTIM in line["peers"] or str(VICTIM) in line["text"], f"rank {rank} does not name {VICTIM}: {line}"
-
-
-def test_checked_calls_that_agree():
-    found, outcome = outcomes("checked_and_right", env=CHECKED)
-    assert {rank: line["outcome"] for rank, line in found.items()} == {0: "done", 1: "done", 2: "done"}, outcome.text
-
-
-@pytest.mark.parametrize("where", ["Allreduce", "large", "Barrier", "Bcast", "Recv", "Send", "building"])
-def test_interrupted_rank(where):
-    """Ctrl-C: KeyboardInterrupt where the rank waits, PeerError for those who come later."""
-    found, outcome = outcomes("interrupt", where)
-    assert VICTIM in found and found[VICTIM]["classes"][0] == "KeyboardInterrupt", outcome.text
-    assert found[VICTIM]["seconds"] < 3, found[VICTIM]
-    if where != "building":
-        assert_all(OTHERS, {r: line for r, line in found.items() if r != VICTIM}, outcome, "PeerError", VICTIM)
-
-
-@pytest.mark.parametrize("scenario", ["stop_and_continue", "other_signals"])
-def test_harmless_signals(scenario):
-    found, outcome = outcomes(scenario)
-    assert {rank: line["outcome"] for rank, line in found.items()} == {0: "done", 1: "done", 2: "done"}, outcome.text
-
-
-def test_exception_in_one_rank():
-    """A rank dies of its own exception, in the usual way: the others get PeerError, the job ends, nothing is left."""
-    found, outcome = outcomes("raise_in_one")
-    assert_all(OTHERS, found, outcome, "PeerError", VICTIM)
-    assert "a fault of the user's own" in outcome.job.stderr[VICTIM]
-    assert_nothing_left(outcome)
+    assert sorted(outcome.by_rank("ended")) == ranks, outcome.text
 
 
 def assert_nothing_left(outcome):
@@ -149,39 +83,118 @@ def assert_nothing_left(outcome):
     assert not left, left
 
 
-@pytest.mark.parametrize("how", ["freed", "kill", "kill_all"])
-def test_nothing_left_in_shared_memory(how):
-    _, outcome = outcomes("leaves_files", how)
-    assert sorted(outcome.by_rank("shared")) == [0, 1, 2], outcome.text
+@each(
+    *(fault("kill", *sized) for sized in SIZED),
+    fault("kill", "Allreduce", LARGE, layout="AA"),
+    fault("kill", "Allreduce", LARGE, layout="ABABA"),
+)
+def test_killed_rank(job, outcome, found):
+    victim = len(job.layout) - 2
+    others = [rank for rank in range(len(job.layout)) if rank != victim]
+    assert_all(others, found, outcome, "PeerError", victim)
+    late = {rank: line["seconds"] for rank, line in found.items() if not 0 <= line["seconds"] < NOTICED_S}
+    assert not late, f"seconds until the error: {late}"
+    assert_left_well(others, outcome)
+
+
+@each(fault("kill_before_building", timeout="5"))
+def test_killed_while_the_others_build(outcome, found):
+    assert_all(OTHERS, found, outcome, "HetcclError", VICTIM)
+
+
+@each(fault("never_builds", timeout=SHORT))
+def test_rank_never_builds(outcome, found):
+    assert_all(OTHERS, found, outcome, "CommTimeout", VICTIM)
+
+
+@each(*(fault("never_calls", *sized, timeout=SHORT) for sized in SIZED if not sized[0].startswith("Send")))
+def test_rank_never_calls(outcome, found):
+    assert_all(OTHERS, found, outcome, "CommTimeout", VICTIM)
+    assert_left_well(OTHERS, outcome)
+
+
+@each(*(fault("never_calls", *sized, timeout=SHORT) for sized in SIZED if sized[0].startswith("Send")))
+def test_rank_never_sends(outcome, found):
+    """A message has one partner: the error names that one, who may itself be waiting for the victim."""
+    assert sorted(found) == OTHERS, outcome.text
+    for rank, line in found.items():
+        assert "CommTimeout" in line["classes"] and line["peers"], f"rank {rank}: {line}"
+    assert_left_well(OTHERS, outcome)
+
+
+@each(*(fault("mismatch", what, timeout=SHORT) for what in MISMATCHES))
+def test_mismatch_is_an_error(outcome, found):
+    """Without HETCCL_CHECK somebody notices, and everybody comes back."""
+    assert sorted(found) == EVERYBODY, outcome.text
+    assert any(line["outcome"] == "error" for line in found.values()), found
+
+
+@each(*(fault("mismatch", what, timeout=CHECKED, check=True) for what in CHECKED_MISMATCHES))
+def test_checked_mismatch_names_the_ranks(outcome, found):
+    """With HETCCL_CHECK=1 all ranks raise, at once and not by a time-out, and say who differs."""
+    assert sorted(found) == EVERYBODY, outcome.text
+    for rank, line in found.items():
+        assert line["outcome"] == "error", f"rank {rank}: {line}"
+        assert {"ValueError", "TypeError", "HetcclError"} & set(line["classes"]), f"rank {rank}: {line}"
+        assert "CommTimeout" not in line["classes"], f"rank {rank}: {line}"
+        assert VICTIM in line["peers"] or f"[{VICTIM}]" in line["text"], f"rank {rank} does not name {VICTIM}: {line}"
+
+
+@each(fault("checked_and_right", timeout=CHECKED, check=True))
+def test_checked_calls_that_agree(outcome, found):
+    assert_done(EVERYBODY, found, outcome)
+
+
+@each(*(fault("interrupt", where) for where in ("Allreduce", "large", "Barrier", "Bcast", "Recv", "Send", "building")))
+def test_interrupted_rank(job, outcome, found):
+    """Ctrl-C: KeyboardInterrupt where the rank waits, PeerError for those who come later."""
+    assert VICTIM in found and found[VICTIM]["error"] == "KeyboardInterrupt", outcome.text
+    assert found[VICTIM]["seconds"] < 3, found[VICTIM]
+    if "building" not in job.args:
+        assert_all(OTHERS, {r: line for r, line in found.items() if r != VICTIM}, outcome, "PeerError", VICTIM)
+
+
+@each(fault("stop_and_continue"), fault("other_signals"))
+def test_harmless_signals(outcome, found):
+    assert_done(EVERYBODY, found, outcome)
+
+
+@each(fault("raise_in_one", timeout="20"))
+def test_exception_in_one_rank(outcome, found):
+    """A rank dies of its own exception, in the usual way: the others get PeerError, the job ends, nothing is left."""
+    assert_all(OTHERS, found, outcome, "PeerError", VICTIM)
+    assert "a fault of the user's own" in outcome.job.stderr[VICTIM]
     assert_nothing_left(outcome)
 
 
-EXITS = ["freed", "plain", "deleted", "cycle", "many", "finalize", "finalize_only", "sys_exit"]
+@each(*(fault("leaves_files", how) for how in ("freed", "kill", "kill_all")))
+def test_nothing_left_in_shared_memory(outcome):
+    assert sorted(outcome.by_rank("shared")) == EVERYBODY, outcome.text
+    assert_nothing_left(outcome)
 
 
-@pytest.mark.parametrize("layout", ["A", LAYOUT])
-@pytest.mark.parametrize("how", EXITS)
-def test_end_of_a_program(how, layout):
+@each(*(jobs.Spec("prog_exit.py", layout, (how,)) for layout in ("A", "AB") for how in EXITS))
+def test_end_of_a_program(job, outcome):
     """A program may end with a live communicator, also after MPI.Finalize: status 0 and no message."""
-    outcome = jobs.run("prog_exit.py", layout, how)
-    assert sorted(outcome.by_rank("reached")) == list(range(len(layout))), outcome.text
+    assert sorted(outcome.by_rank("reached")) == list(range(len(job.layout))), outcome.text
     assert outcome.job.returncode == 0 and not any(outcome.job.stderr), outcome.text
 
 
-def test_exit_status_is_kept():
-    assert jobs.run("prog_exit.py", "A", "sys_exit_3").job.returncode == 3
+@each(jobs.Spec("prog_exit.py", "A", ("sys_exit_3",)))
+def test_exit_status_is_kept(outcome):
+    assert outcome.job.returncode == 3
 
 
-def test_more_ranks_than_cores():
+@each(jobs.Spec("prog_crowd.py", "AAAAABBB", timeout=120))
+def test_more_ranks_than_cores(outcome):
     """Eight ranks on any machine finish: waits that spin would melt it."""
-    outcome = jobs.run("prog_crowd.py", "AAAAABBB", timeout=120)
     assert sorted(outcome.by_rank("calls")) == list(range(8)) and outcome.job.returncode == 0, outcome.text
 
 
-def test_runs_agree():
-    """The same sums of random numbers in two jobs have the same bits."""
-    runs = [jobs.run("prog_hash.py", "AABA") for _ in range(2)]
-    digests = [{rank: line["digests"] for rank, line in run.by_rank("digests").items()} for run in runs]
-    assert sorted(digests[0]) == [0, 1, 2, 3], runs[0].text
-    assert digests[0] == digests[1]
-    assert len(set(map(str, digests[0].values()))) == 1
+@each(jobs.Spec("prog_hash.py", "AABA"))
+def test_runs_agree(job, outcome):
+    """The same sums of random numbers in two jobs have the same bits, on all ranks."""
+    runs = [outcome, job.run()]
+    digests = [str(line["digests"]) for run in runs for line in run.by_rank("digests").values()]
+    assert len(digests) == 8, "\n".join(run.text for run in runs)
+    assert len(set(digests)) == 1
