@@ -5,14 +5,17 @@ Only nonblocking collectives are used, polled with a time-out; they have a conte
 the user's can meet them. After construction nothing here calls MPI but `fill_status`, which is local.
 """
 
+import atexit
+import functools
 import os
 import pickle
 import time
+import weakref
 from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from hetccl import _buffer, _op, _shm, config, topology
+from hetccl import _buffer, _comm, _op, _shm, config, topology
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
@@ -33,6 +36,10 @@ _DATATYPES = {
     "bool": "C_BOOL CXX_BOOL",
     "longdouble": "LONG_DOUBLE",
 }
+
+# Segments of live communicators, to be left when the program ends or finalizes MPI: a rank that ends by an exception of its own
+# would otherwise sit in MPI_Finalize, alive, while its peers wait for it in a collective.
+_segments = weakref.WeakSet()
 
 # Requests that timed out: MPI may still write to their buffers, so they are never freed.
 _abandoned = []
@@ -84,6 +91,7 @@ def join(comm):
              CommTimeout (`.peer` lists the ranks that did not come within HETCCL_TIMEOUT), HetcclError (a rank cannot take part)
     """
     check_communicator(comm)
+    _watch_the_end()
     settings, member, trouble = _describe_self()
     meeting = _Meeting(comm, (settings or config.Config()).timeout)
     secret, fd, path = _offer_segment(comm, settings.ring_bytes) if comm.rank == 0 and not trouble else (None, None, None)
@@ -97,6 +105,7 @@ def join(comm):
         if fd is not None:
             os.close(fd)
     segment.connect(settings.single_copy == "auto")
+    _segments.add(segment)
     islands = topology.islands(members)
     log.debug("Comm of %d ranks, islands %s", comm.size, [(island.label, island.ranks) for island in islands])
     crowded = comm.size > len(frozenset().union(*(member.cores for member in members)))
@@ -117,9 +126,27 @@ def check_communicator(comm):
         raise ValueError("comm: is an intercommunicator; hetccl needs an intracommunicator (Merge() makes one)")
 
 
+def _leave_all():
+    for segment in list(_segments):
+        segment.leave()
+
+
+def _end_of_mpi(comm, keyval, value):
+    _comm.end_of_mpi()
+    _leave_all()
+
+
+@functools.cache
+def _watch_the_end():
+    """Hear of MPI_Finalize and of the program's end. MPI 4.1, section 11.2.4: attributes of COMM_SELF are deleted first of all."""
+    atexit.register(_leave_all)
+    keyval = MPI.Comm.Create_keyval(delete_fn=_end_of_mpi)
+    MPI.COMM_SELF.Set_attr(keyval, True)
+
+
 def _mpi_ops():
     """Handles of MPI's ops that hetccl has -> their names."""
-    return {MPI._handleof(getattr(MPI, name)): name for name in ("SUM", "PROD", "MAX", "MIN")}
+    return {MPI._handleof(getattr(MPI, name)): name for name in ("SUM", "PROD", "MAX", "MIN", "LOR", "LAND")}
 
 
 def _mpi_datatypes():

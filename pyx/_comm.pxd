@@ -27,7 +27,7 @@ cdef class Comm:
     cdef int usable(self, int call) except -1
     cdef int rank_of(self, object value, str argument) except -1
     cdef Choice choose(self, int call, int root, bint in_place)
-    cdef int collect(self, int call, int root, Span* send, Span* recv, int64_t count, Span* given, object op, bint in_place=*) except -1
+    cdef int collect(self, int call, int root, Span* send, Span* recv, int64_t count, Span* given, int op, bint in_place=*) except -1
     cdef int compare(self, int call, int root, int64_t count, int dtype, int op, bint fortran) except -1
     cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag) except -1
     cdef int fill_recv(self, Exchange* exchange, Span* span, object source, object tag) except -1

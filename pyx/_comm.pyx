@@ -19,7 +19,7 @@ from hetccl._kernels cimport hetccl_reduce_fn, reduce_for
 from hetccl._op cimport op_code, op_name
 
 from hetccl._executor import CALLS
-from hetccl._op import MAX, SUM
+from hetccl._op import SUM
 from hetccl.errors import CommClosed
 
 # Indices into _executor.CALLS.
@@ -39,16 +39,27 @@ cdef enum:
 cdef enum:
     ALLTOALL_IN_PLACE = 7
 
+# The op of a collective that only moves data.
+cdef enum:
+    NO_OP = -1
+
 # The collectives' names in hetccl.plan, by call.
 PLANS = ("allreduce", "reduce", "bcast", "allgather", "reduce_scatter_block", "alltoall", "barrier")
 
 # How often this process has come out of a fork; a communicator works only in the process that built it.
 cdef int forks = 0
+cdef bint mpi_ended = False
 
 
 def count_fork():
     global forks
     forks += 1
+
+
+def end_of_mpi():
+    """From now on every call is refused: MPI is finalized, and with it the job's life as a group."""
+    global mpi_ended
+    mpi_ended = True
 
 
 os.register_at_fork(after_in_child=count_fork)
@@ -104,7 +115,7 @@ cdef class Comm:
             if not is_in_place(sendbuf):
                 host_span(sendbuf, &send, "sendbuf", False, 1)
                 match(&send, &recv, recv.count)
-            self.collect(ALLREDUCE, 0, &send, &recv, recv.count, &recv, op)
+            self.collect(ALLREDUCE, 0, &send, &recv, recv.count, &recv, op_code(op, recv.dtype))
         finally:
             span_release(&send)
             span_release(&recv)
@@ -133,7 +144,7 @@ cdef class Comm:
                 host_span(sendbuf, &send, "sendbuf", False, 1)
                 if self.rank == to:
                     match(&send, &recv, recv.count)
-            self.collect(REDUCE, to, &send, &recv, given.count, given, op)
+            self.collect(REDUCE, to, &send, &recv, given.count, given, op_code(op, given.dtype))
         finally:
             span_release(&send)
             span_release(&recv)
@@ -152,7 +163,7 @@ cdef class Comm:
         cdef int source = self.rank_of(root, "root")
         try:
             host_span(buf, &span, "buf", self.rank != source, 1)
-            self.collect(BCAST, source, &span, &span, span.count, &span, None)
+            self.collect(BCAST, source, &span, &span, span.count, &span, NO_OP)
         finally:
             span_release(&span)
 
@@ -178,7 +189,7 @@ cdef class Comm:
             else:
                 host_span(sendbuf, &send, "sendbuf", False, 1)
                 match(&send, &recv, count)
-            self.collect(ALLGATHER, 0, &send, &recv, count, &recv, None)
+            self.collect(ALLGATHER, 0, &send, &recv, count, &recv, NO_OP)
         finally:
             span_release(&send)
             span_release(&recv)
@@ -204,7 +215,7 @@ cdef class Comm:
             if not in_place:
                 host_span(sendbuf, &send, "sendbuf", False, self.size)
                 match(&send, &recv, count * self.size)
-            self.collect(REDUCE_SCATTER_BLOCK, 0, &send, &recv, count, &recv, op)
+            self.collect(REDUCE_SCATTER_BLOCK, 0, &send, &recv, count, &recv, op_code(op, recv.dtype))
         finally:
             span_release(&send)
             span_release(&recv)
@@ -228,7 +239,7 @@ cdef class Comm:
             if not in_place:
                 host_span(sendbuf, &send, "sendbuf", False, self.size)
                 match(&send, &recv, recv.count)
-            self.collect(ALLTOALL, 0, &send, &recv, recv.count // self.size, &recv, None, in_place)
+            self.collect(ALLTOALL, 0, &send, &recv, recv.count // self.size, &recv, NO_OP, in_place)
         finally:
             span_release(&send)
             span_release(&recv)
@@ -245,7 +256,7 @@ cdef class Comm:
         self.usable(BARRIER)
         tokens[0] = tokens[1] = 0
         send.ptr, recv.ptr, recv.dtype, recv.itemsize = &tokens[0], &tokens[1], HETCCL_UINT8, 1
-        self.collect(BARRIER, 0, &send, &recv, 1, &recv, MAX)
+        self.collect(BARRIER, 0, &send, &recv, 1, &recv, NO_OP)
 
     def Send(self, buf, dest, tag=0, *, stream=None):
         """Send a message to one rank.
@@ -348,6 +359,8 @@ cdef class Comm:
     def __getattr__(self, name):
         if self.closed:
             raise CommClosed(f"{name}: the communicator has been freed", call=name)
+        if mpi_ended:
+            raise CommClosed(f"{name}: MPI is finalized", call=name)
         return getattr(self.mpi, name)
 
     def __reduce__(self):
@@ -360,6 +373,8 @@ cdef class Comm:
     cdef int usable(self, int call) except -1:
         if self.closed:
             raise CommClosed(f"{CALLS[call]}: the communicator has been freed", call=CALLS[call])
+        if mpi_ended:
+            raise CommClosed(f"{CALLS[call]}: MPI is finalized", call=CALLS[call])
         if self.generation != forks:
             raise CommClosed(f"{CALLS[call]}: the communicator belongs to the parent of this forked process", call=CALLS[call])
         return 0
@@ -379,11 +394,10 @@ cdef class Comm:
             self.choices[slot] = choice
         return choice
 
-    cdef int collect(self, int call, int root, Span* send, Span* recv, int64_t count, Span* given, object op,
+    cdef int collect(self, int call, int root, Span* send, Span* recv, int64_t count, Span* given, int op,
                      bint in_place=False) except -1:
         """Run a collective on checked spans; a send span without address means that the input is where the output goes."""
-        cdef int code = 0 if op is None else op_code(op, given.dtype)
-        cdef hetccl_reduce_fn reduce = NULL if op is None else reduce_for(given.dtype, code)
+        cdef hetccl_reduce_fn reduce = NULL if op == NO_OP else reduce_for(given.dtype, op)
         cdef void* source = recv.ptr if send.ptr == NULL else send.ptr
         cdef size_t itemsize = given.itemsize
         cdef Choice choice = self.choose(call, root, in_place)
@@ -392,9 +406,9 @@ cdef class Comm:
             self.usable(call)
             self.executor.enter(call)
             if self.check:
-                self.compare(call, root, count, given.dtype, -1 if op is None else code, given.fortran)
+                self.compare(call, root, count, given.dtype, op, given.fortran)
             self.executor.run(choice.pick(count * itemsize), call, source, recv.ptr, count, itemsize, reduce,
-                              self.size if code == HETCCL_AVG and op is not None else 0)
+                              self.size if op == HETCCL_AVG else 0)
         finally:
             self.collective_lock.release()
         return 0

@@ -51,8 +51,9 @@ cdef class Executor:
     cdef int lost_peer(self, Wait* wait) except -100 nogil
     cdef int raise_lost(self, Wait* wait, int peer) except -1 with gil
     cdef int raise_late(self, Wait* wait) except -1 with gil
-    cdef int raise_fault(self, int call) except -1 with gil
+    cdef int raise_fault(self, int call, Wait* wait) except -1 with gil
     cdef int raise_transport(self, Wait* wait, int status) except -1 with gil
+    cdef tuple outstanding(self, Wait* wait)
     cdef tuple blockers(self, Wait* wait)
     cdef tuple absent(self)
     cdef str describe(self, int peer)

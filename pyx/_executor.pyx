@@ -99,7 +99,7 @@ cdef class Executor:
         """Publish that this rank has come to its next collective; a wait that times out names the ranks that have not."""
         cdef hetccl_rank_block_t* mine = &self.segment.blocks[self.rank]
         if hetccl_load(&self.segment.header.fault) != 0:
-            self.raise_fault(call)
+            self.raise_fault(call, NULL)
         self.sequence += 1
         mine.call = call
         mine.entered = self.sequence
@@ -137,7 +137,7 @@ cdef class Executor:
         cdef Link* links = self.links + 2 * POINT_TO_POINT * self.nranks
         cdef Wait wait
         if hetccl_load(&self.segment.header.fault) != 0:
-            self.raise_fault(call)
+            self.raise_fault(call, NULL)
         exchange.send_links, exchange.recv_links, exchange.nranks = links, links + self.nranks, self.nranks
         memset(&wait, 0, sizeof(wait))
         wait.poll, wait.blockers, wait.work, wait.failure = exchange_poll, exchange_blockers, exchange, &exchange.failure
@@ -190,7 +190,7 @@ cdef class Executor:
                 self.raise_transport(wait, status)
         # A peer that gave up may have changed memory while it was read from it.
         if hetccl_load(&self.segment.header.fault) != 0:
-            self.raise_fault(wait.call)
+            self.raise_fault(wait.call, wait)
         return 0
 
     cdef int rest(self, Wait* wait) except -100 nogil:
@@ -223,7 +223,7 @@ cdef class Executor:
             return 0
         wait.looked_ns = now
         if hetccl_load(&self.segment.header.fault) != 0:
-            self.raise_fault(wait.call)
+            self.raise_fault(wait.call, wait)
         peer = self.lost_peer(wait)
         # What it sent before it ended may have come since the last poll.
         if peer >= 0 and wait.poll(wait.work) == HETCCL_AGAIN:
@@ -255,33 +255,33 @@ cdef class Executor:
     cdef int raise_lost(self, Wait* wait, int peer) except -1 with gil:
         freed = self.segment.blocks[peer].state == HETCCL_RANK_FREED
         self.segment.raise_fault(HETCCL_REASON_FREED if freed else HETCCL_REASON_DEAD, peer)
-        return self.raise_fault(wait.call)
+        return self.raise_fault(wait.call, wait)
 
     cdef int raise_late(self, Wait* wait) except -1 with gil:
         """Raise CommTimeout with the ranks that have not come, or else those whose messages are missing."""
         cdef str call = CALLS[wait.call]
-        absent = self.absent() if wait.collective else ()
-        peers = absent or self.blockers(wait)
+        peers, reason = self.outstanding(wait)
         self.segment.raise_fault(HETCCL_REASON_TIMEOUT, peers[0] if peers else self.rank)
-        if absent:
-            reason = "; ".join(self.describe(peer) for peer in absent)
-        else:
-            reason = f"nothing came from ranks {list(peers)}"
         seconds = self.timeout_ns / 1e9
         raise CommTimeout(f"{call}: rank {self.rank} waited {seconds:g} s (HETCCL_TIMEOUT); {reason}",
                           call=call, rank=self.rank, peer=peers)
 
-    cdef int raise_fault(self, int call) except -1 with gil:
-        """Raise what the communicator's fault word says."""
+    cdef int raise_fault(self, int call, Wait* wait) except -1 with gil:
+        """Raise what the communicator's fault word says; wait: the call that it ends, NULL for one that has not begun."""
         cdef uint64_t fault = hetccl_load(&self.segment.header.fault)
         reason, reporter, culprit = HETCCL_FAULT_REASON(fault), HETCCL_FAULT_REPORTER(fault), HETCCL_FAULT_CULPRIT(fault)
         name = CALLS[call]
         if reason == HETCCL_REASON_TIMEOUT:
             who = "this rank" if culprit == self.rank else f"rank {culprit}"
-            raise CommTimeout(f"{name}: rank {reporter} gave up waiting for {who} (HETCCL_TIMEOUT); the communicator cannot be used any more",
-                              call=name, rank=self.rank, peer=(culprit,))
+            message = f"{name}: rank {reporter} gave up waiting for {who} (HETCCL_TIMEOUT); the communicator cannot be used any more"
+            peers = (culprit,)
+            # The one that gave up first may have waited for a rank that waits in turn: say for whom.
+            if wait != NULL and wait.idle_ns != 0:
+                peers, why = self.outstanding(wait)
+                message = f"{message}. Rank {self.rank}: {why}"
+            raise CommTimeout(message, call=name, rank=self.rank, peer=peers)
         what = {HETCCL_REASON_DEAD: f"rank {culprit} has ended (noticed by rank {reporter})",
-                HETCCL_REASON_FREED: f"rank {culprit} has freed the communicator (noticed by rank {reporter})",
+                HETCCL_REASON_FREED: f"rank {culprit} has freed the communicator, or its program ends (noticed by rank {reporter})",
                 HETCCL_REASON_LEFT: f"rank {culprit} left a call because of an error or an interrupt"}[reason]
         raise PeerError(f"{name}: {what}; the communicator cannot be used any more", call=name, rank=self.rank, peer=culprit)
 
@@ -302,6 +302,14 @@ cdef class Executor:
         raise LibraryError(f"{call}: reading {message.nbytes} bytes from rank {peer}'s memory: {os.strerror(message.error)} "
                            "(HETCCL_SINGLE_COPY=off avoids process_vm_readv)",
                            call=call, code=message.error, rank=self.rank, peer=peer)
+
+    cdef tuple outstanding(self, Wait* wait):
+        """(ranks that a call waits for, the same in words)"""
+        absent = self.absent() if wait.collective else ()
+        if absent:
+            return absent, "; ".join(self.describe(peer) for peer in absent)
+        peers = self.blockers(wait)
+        return peers, f"nothing came from ranks {list(peers)}"
 
     cdef tuple blockers(self, Wait* wait):
         mask = bytearray(self.nranks)

@@ -105,6 +105,7 @@ cdef enum:
 
 
 cdef class Segment:
+    cdef object __weakref__
     cdef readonly int rank
     cdef readonly int nranks
     cdef uint8_t* base                   # NULL once closed

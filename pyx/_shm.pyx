@@ -25,6 +25,7 @@ cdef extern from *:
     """
     void* mmap(void* address, size_t nbytes, int protection, int flags, int fd, long offset) nogil
     int munmap(void* address, size_t nbytes) nogil
+    int getpid() nogil
     int PROT_READ
     int PROT_WRITE
     int MAP_SHARED
@@ -205,19 +206,24 @@ cdef class Segment:
         return tuple(peer for peer in range(self.nranks)
                      if self.link(COLLECTIVE, False, peer).eager_max != <size_t>-1)
 
+    def leave(self):
+        """Tell the peers that this rank will do nothing more here: those that wait for it get PeerError."""
+        if self.base != NULL and os.getpid() == self.owner_pid:
+            self.blocks[self.rank].state = HETCCL_RANK_FREED
+
     def close(self):
-        """Unmap the segment; idempotent. Peers that still wait for this rank get PeerError."""
-        if self.base == NULL:
-            return
+        """Leave and unmap the segment; idempotent."""
+        self.leave()
         base = self.base
         self.base = NULL
-        if os.getpid() == self.owner_pid:
-            self.blocks[self.rank].state = HETCCL_RANK_FREED
-        munmap(base, self.nbytes)
+        if base != NULL:
+            munmap(base, self.nbytes)
 
     def __dealloc__(self):
         free(self.links)
         if self.base != NULL:
+            if getpid() == self.owner_pid:
+                self.blocks[self.rank].state = HETCCL_RANK_FREED
             munmap(self.base, self.nbytes)
 
     cdef hetccl_shm_link_t* link(self, int traffic, bint receive, int peer) noexcept nogil:
