@@ -276,8 +276,9 @@ cdef class Executor:
             message = f"{name}: rank {reporter} gave up waiting for {who} (HETCCL_TIMEOUT); the communicator cannot be used any more"
             peers = (culprit,)
             # The one that gave up first may have waited for a rank that waits in turn: say for whom.
-            if wait != NULL and wait.idle_ns != 0:
-                peers, why = self.outstanding(wait)
+            own, why = self.outstanding(wait) if wait != NULL else ((), "")
+            if own:
+                peers = own
                 message = f"{message}. Rank {self.rank}: {why}"
             raise CommTimeout(message, call=name, rank=self.rank, peer=peers)
         what = {HETCCL_REASON_DEAD: f"rank {culprit} has ended (noticed by rank {reporter})",
