@@ -17,7 +17,6 @@ from support import (
     Report,
     equal,
     make_comm,
-    process_counts,
     say_error,
     signal_later,
     wait_for_reports,
@@ -258,9 +257,7 @@ def other_signals(report):
 
 def raise_in_one(report):
     """A rank leaves by an exception, its communicator alive; the others end as programs do that catch the error."""
-    comm = make_comm()
-    comm.Barrier()
-    report.write(shared=shared_memory_files(), ended=True)
+    comm = build_and_report_files(report)
     if RANK == VICTIM:
         mark_event()
         raise RuntimeError("a fault of the user's own")
@@ -272,24 +269,31 @@ def raise_in_one(report):
 
 
 def shared_memory_files():
-    """Files in shared memory or temporary folders that this process has mapped or open."""
+    """Files in /dev/shm that this process has mapped or open, also those without a name any more."""
     names = {line.split(None, 5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
     for number in os.listdir("/proc/self/fd"):
         try:
             names.add(os.readlink(f"/proc/self/fd/{number}"))
         except FileNotFoundError:
             continue
-    places = ("/dev/shm/", "/tmp/", "/var/tmp/")
-    return sorted(name.removesuffix(" (deleted)") for name in names if name.startswith(places))
+    return {name.removesuffix(" (deleted)") for name in names if name.startswith("/dev/shm/")}
 
 
-def leaves_files(report, how):
-    """What of ours lies in shared memory while the communicator lives, and then one way to end."""
-    before = set(shared_memory_files())
+def build_and_report_files(report):
+    """A communicator that has been used; reports the files that came with it. MPI makes its own before."""
+    WORLD.allgather(bytes(1 << 20))
+    WORLD.Ibarrier().Wait()
+    before = shared_memory_files()
     comm = make_comm()
     for count in (10, 1_000_000):
         call_of(comm, "Allreduce", count)()
-    report.write(shared=sorted(set(shared_memory_files()) - before), counts=process_counts())
+    report.write(shared=sorted(shared_memory_files() - before))
+    return comm
+
+
+def leaves_files(report, how):
+    """One way to end with a communicator that has shared memory."""
+    comm = build_and_report_files(report)
     if how == "kill":
         if RANK == VICTIM:
             os.kill(os.getpid(), signal.SIGKILL)
