@@ -51,7 +51,7 @@ def check_other_threads_run_while_a_rank_waits(comm):
         lambda: comm.Send(out, 0) if RANK == SIZE - 1 else comm.Recv(out, SIZE - 1) if RANK == 0 else None,
         lambda: make_comm().Free(),
     ):
-        WORLD.Barrier()
+        comm.Barrier()
         if RANK == SIZE - 1:
             time.sleep(WAIT_S)
             wait()
