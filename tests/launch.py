@@ -89,6 +89,9 @@ def _identify(name, path):
     return Launcher(name, kind, tuple(int(part) for part in version[0].split(".")), path)
 
 
+SHARED_MEMORY_FOLDERS = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")
+
+
 class JobTimeout(AssertionError):
     """A job outlived its time-out and was killed; `.job` holds what its ranks had printed."""
 
@@ -118,8 +121,10 @@ class Job:
         script = self._dir / "rank.sh"
         script.write_text(_rank_script(self._dir, n, per_rank_env, keep_alive))
         self.args = [str(launcher.path), *launcher.options(keep_alive), "-n", str(n), "sh", str(script), *command]
-        # Session folders of the launcher go with the job's own folder, also after SIGKILL.
-        environ = {**_environment(), **launcher.environment(), **env, "TMPDIR": str(self._dir), MARK: self._mark}
+        # What the launcher and Open MPI keep in files goes with the job's own folder, also after SIGKILL. Open MPI (4: vader, 5: sm) names
+        # its shared memory by a short hash of the job, so that jobs running at once could meet in /dev/shm.
+        own = dict.fromkeys(("TMPDIR", *SHARED_MEMORY_FOLDERS), str(self._dir))
+        environ = {**_environment(), **launcher.environment(), **env, **own, MARK: self._mark}
         with open(self._dir / "mpirun", "wb") as output:
             self._process = subprocess.Popen(
                 self.args,

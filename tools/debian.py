@@ -53,9 +53,11 @@ def write_script(path, environment, program):
 
 
 def open_mpi(folder):
-    """Fetch Debian's Open MPI so that folder/bin/mpirun runs it and folder/lib has its library. Raises FetchError."""
+    """Fetch Debian's Open MPI 4: folder/bin/mpirun runs it, folder/lib has its library. Raises FetchError."""
     root = fetch(["openmpi-bin"], folder)
     usr = root / "usr"
+    if not (usr / "bin" / "orterun").exists():
+        raise FetchError("it is not Open MPI 4")
     (lib,) = usr.glob("lib/*-linux-gnu*")
     plugins, pmix = lib / "openmpi" / "lib" / "openmpi3", lib / "pmix2" / "lib"
     environment = {

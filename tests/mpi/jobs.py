@@ -4,6 +4,7 @@ A layout is a string of one letter per rank, the rank's island: "AAB" is islands
 """
 
 import ast
+import collections
 import json
 import os
 import subprocess
@@ -74,6 +75,28 @@ def run(program, layout, *args, timeout=120, **options):
         except launch.JobTimeout as error:
             job, timed_out = error.job, True
         return Outcome(read_reports(folder, len(layout)), job.report(), job, timed_out)
+
+
+def exact(layout, scope, timeout=300, **options):
+    """Run the exactness matrix: (Outcome, {case: {rank: problem or None}})."""
+    outcome = run("prog_exact.py", layout, scope, timeout=timeout, **options)
+    by_case = collections.defaultdict(dict)
+    for line in outcome.lines:
+        if "case" in line:
+            by_case[line["case"]][line["rank"]] = line["problem"]
+    return outcome, by_case
+
+
+def faults(by_case, wanted, ranks):
+    """What is wrong with the cases that were wanted; one that did not run on every rank is a fault."""
+    wrong = []
+    for case in wanted:
+        ran = by_case.get(case, {})
+        wrong += [f"{case}, rank {rank}: {problem}" for rank, problem in sorted(ran.items()) if problem]
+        missing = sorted(set(range(ranks)) - set(ran))
+        if missing:
+            wrong.append(f"{case}: not run on ranks {missing}")
+    return wrong
 
 
 def run_alone(program, *args, timeout=120, env=None):

@@ -23,6 +23,10 @@ MEDIUM = 65537
 LARGE = 1_000_003
 COUNTS = (*SMALL, MEDIUM, LARGE)
 
+# How much is run: what `make test` affords on every layout, the whole product, or a sample for other ways through the code.
+QUICK, FULL, BRIEF = "quick", "full", "brief"
+BRIEF_OPS = {("int32", "SUM"), ("int32", "move"), ("float32", "AVG"), ("bfloat16", "MAX")}
+
 
 class Case(NamedTuple):
     """One call: `count` is in elements per block; `form` is "out" or "inplace"."""
@@ -56,15 +60,17 @@ def forms_of(collective):
     return ("out",) if collective in ("Bcast", "Sendrecv") else ("out", "inplace")
 
 
-def counts_of(dtype, op, full):
+def counts_of(dtype, op, scope):
     """The counts a dtype and op are run with.
 
     Small counts go with every dtype and op. Time on two slow cores allows the middle one for each dtype with one op
-    and for every op with two dtypes, and the large one for dtypes of 1, 2, 4 and 8 bytes with one op each. `full` runs
+    and for every op with two dtypes, and the large one for dtypes of 1, 2, 4 and 8 bytes with one op each. FULL runs
     the whole product.
     """
-    if full:
+    if scope == FULL:
         return COUNTS
+    if scope == BRIEF:
+        return (*SMALL, MEDIUM)
     medium = op in ("SUM", "move") or dtype in ("float32", "bfloat16")
     large = (dtype, op) in {
         ("int8", "MIN"), ("bfloat16", "AVG"), ("float32", "SUM"), ("float64", "MAX"), ("float32", "move"),
@@ -73,19 +79,21 @@ def counts_of(dtype, op, full):
     return SMALL + (MEDIUM,) * medium + (LARGE,) * large
 
 
-def cases(size, full=False):
+def cases(size, scope=QUICK):
     """All cases for `size` ranks, in the same order on every rank; those of one dtype and op follow each other."""
     for dtype in DTYPES:
         for op in (*ops_of(dtype), "move"):
+            if scope == BRIEF and (dtype, op) not in BRIEF_OPS:
+                continue
             for collective in MOVING if op == "move" else REDUCING:
-                yield from _calls(collective, dtype, op, size, full)
+                yield from _calls(collective, dtype, op, size, scope)
 
 
-def _calls(collective, dtype, op, size, full):
+def _calls(collective, dtype, op, size, scope):
     rooted = collective in ("Reduce", "Bcast")
-    every_root = rooted and (full or dtype == "int32")
+    every_root = rooted and (scope == FULL or dtype == "int32")
     number = DTYPES.index(dtype) + (*OPS, "move").index(op)
-    counts = list(counts_of(dtype, op, full))
+    counts = list(counts_of(dtype, op, scope))
     if dtype == "int32" and op in ("SUM", "move"):
         # Counts below and just above the number of ranks: blocks that are empty or uneven on some ranks.
         counts += [count for count in range(2, 2 * size + 2) if count not in counts]
@@ -97,9 +105,9 @@ def _calls(collective, dtype, op, size, full):
 
 
 @functools.lru_cache(maxsize=None)
-def groups(size, full=False):
+def groups(size, scope=QUICK):
     """{group: [case, ...]} in the order of `cases`."""
     found = {}
-    for case in cases(size, full):
+    for case in cases(size, scope):
         found.setdefault(case.group, []).append(str(case))
     return found

@@ -1,4 +1,4 @@
-"""Run the exactness matrix on this layout; report each case: arguments are <report folder> <layout> [full]."""
+"""Run the exactness matrix on this layout; report each case: arguments are <report folder> <layout> <scope>."""
 
 import sys
 import traceback
@@ -75,7 +75,7 @@ def main():
     report = Report(sys.argv[1])
     comm = make_comm()
     with np.errstate(all="ignore"):
-        for number, case in enumerate(cases(comm.Get_size(), full="full" in sys.argv[3:])):
+        for number, case in enumerate(cases(comm.Get_size(), sys.argv[3])):
             try:
                 problem = problem_of(comm, case, shift=number % 2)
             except hetccl.HetcclError:

@@ -20,6 +20,8 @@ import charlm
 
 SCRIPT = ROOT / "examples" / "train_lm.py"
 TIMEOUT_S = 240
+# A collective that hangs ends in a CommTimeout that says who is missing, before the job itself is killed.
+ENV = {"HETCCL_TIMEOUT": "60"}
 
 # Runs the example with an Allreduce that does wrong; the one-process run it is checked against is left alone.
 FAULTY = """
@@ -79,7 +81,7 @@ def assert_good(output):
 def test_runs_on_any_islands(labels, tmp_path):
     picture = tmp_path / "made" / "plan.svg"
     arguments = ["--quick", "--cpu", "--plan", picture]
-    job = mpirun(len(labels), SCRIPT, *arguments, per_rank_env=islands(*labels), timeout=TIMEOUT_S)
+    job = mpirun(len(labels), SCRIPT, *arguments, per_rank_env=islands(*labels), env=ENV, timeout=TIMEOUT_S)
     output = job.stdout[0]
     assert_good(output)
     assert job.stdout[1:] == ("",) * (len(labels) - 1), job.report()
@@ -97,7 +99,7 @@ def test_runs_on_any_islands(labels, tmp_path):
 
 def test_runs_without_mpirun(tmp_path):
     command = [sys.executable, str(SCRIPT), "--quick", "--cpu", "--seed", "2"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **ENV}
     done = subprocess.run(
         command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
     )
@@ -107,7 +109,7 @@ def test_runs_without_mpirun(tmp_path):
 
 def test_more_ranks_than_characters_in_a_batch(tmp_path):
     arguments = ["--quick", "--cpu", "--batch", 3, "--steps", 25, "--plan", tmp_path / "plan.svg"]
-    output = mpirun(4, SCRIPT, *arguments, timeout=TIMEOUT_S).stdout[0]
+    output = mpirun(4, SCRIPT, *arguments, env=ENV, timeout=TIMEOUT_S).stdout[0]
     assert [verdict for verdict, _ in verdicts(output)] == ["PASS"] * 3, output
 
 
@@ -121,7 +123,7 @@ def test_more_ranks_than_characters_in_a_batch(tmp_path):
 )
 def test_checks_find_faults(failed, fault, tmp_path):
     arguments = ["--quick", "--cpu", "--batch", 1024, "--plan", tmp_path / "plan.svg"]
-    job = mpirun(3, faulty(**fault), *arguments, timeout=TIMEOUT_S, check=False)
+    job = mpirun(3, faulty(**fault), *arguments, env=ENV, timeout=TIMEOUT_S, check=False)
     found = [verdict for verdict, _ in verdicts(job.stdout[0])]
     assert found[failed] == "FAIL" and found[1 - failed] == ("PASS" if failed else found[1]), job.report()
     assert job.returncode == 1, job.report()
@@ -129,7 +131,7 @@ def test_checks_find_faults(failed, fault, tmp_path):
 
 def test_time_limit_is_a_check(tmp_path):
     arguments = ["--quick", "--cpu", "--max-share", 1e-9, "--plan", tmp_path / "plan.svg"]
-    job = mpirun(2, SCRIPT, *arguments, timeout=TIMEOUT_S, check=False)
+    job = mpirun(2, SCRIPT, *arguments, env=ENV, timeout=TIMEOUT_S, check=False)
     assert [verdict for verdict, _ in verdicts(job.stdout[0])] == ["PASS", "PASS", "FAIL"], job.report()
     assert job.returncode == 1, job.report()
 

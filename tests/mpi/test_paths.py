@@ -1,0 +1,38 @@
+"""The other ways through the engine give the same results: copies instead of one, small rings, sleeping at once, checking every
+call, and every algorithm that a communicator would not choose for these ranks by itself."""
+
+import pytest
+from hetccl.plan import algorithms, steps
+
+from mpi import jobs, matrix
+
+# Islands that are unequal, that are interleaved, and one alone.
+LAYOUTS = ("AABBB", "ABBA", "AAA")
+WAYS = {
+    "copies": {"HETCCL_SINGLE_COPY": "off"},
+    # 96 bytes of payload in a cell: messages go round the ring many times, and the producer waits for the consumer.
+    "small-rings": {"HETCCL_SINGLE_COPY": "off", "HETCCL_RING_BYTES": "1024"},
+    "sleeping": {"HETCCL_SPIN_US": "0"},
+    "checked": {"HETCCL_CHECK": "1"},
+}
+ALGORITHMS = sorted({name for collective in steps.COLLECTIVES for name in algorithms(collective)})
+
+
+def assert_exact(layout, env):
+    outcome, by_case = jobs.exact(layout, matrix.BRIEF, env=env)
+    wanted = [str(case) for case in matrix.cases(len(layout), matrix.BRIEF)]
+    wrong = jobs.faults(by_case, wanted, len(layout))
+    assert not wrong, "\n".join([*wrong[:20], "" if by_case else outcome.text])
+    assert outcome.job.returncode == 0, outcome.text
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("way", WAYS)
+def test_way(way, layout):
+    assert_exact(layout, WAYS[way])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithm(algorithm, layout):
+    assert_exact(layout, {"HETCCL_ALGORITHM": algorithm})
