@@ -36,8 +36,8 @@ cdef class Executor:
     cdef const void** operands
     cdef int nfetch
     cdef int64_t timeout_ns
-    cdef int64_t spin_ns
-    cdef int64_t yield_ns
+    cdef int64_t spin_ns                 # of a wait: with the core
+    cdef int64_t awake_ns                # of a wait: before it sleeps
     cdef uint64_t sequence               # collectives entered
 
     cdef int enter(self, int call) except -1

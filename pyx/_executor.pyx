@@ -1,6 +1,6 @@
 """Layer L3: runs one communicator's collectives and messages to their end; every wait of hetccl on host data is here.
 
-A wait spins briefly, then yields the core, then sleeps on this rank's bell. Twenty times a second it looks around: has a rank broken
+A wait spins for microseconds, then yields the core, then sleeps on this rank's bell. Twenty times a second it looks around: has a rank broken
 the communicator, has a peer that holds the work up died, is there a signal for Python, is the time over. The GIL is never held
 while waiting. Callers hold the communicator's lock for the class of traffic.
 """
@@ -54,8 +54,11 @@ cdef enum:
     POLLS_BEFORE_CLOCK = 64
     # Moves before a look at the clock: each may be 4 MiB.
     MOVES_BEFORE_CLOCK = 8
+    # Messages of ranks on cores of their own come within this; later, another program may want the core, and sched_yield
+    # costs nothing if none does.
+    SPIN_NS = 20000
     # Going to sleep and being woken costs 10 to 50 us; a rank that is a millisecond late is not worth a core.
-    DEFAULT_SPIN_US = 1000
+    DEFAULT_AWAKE_US = 1000
     # A portion of a large reduction: its result is still in the cache when the peers read it (docs/performance.md).
     PORTION_BYTES = 2097152
 
@@ -64,7 +67,7 @@ cdef class Executor:
     """Runs programs and exchanges over a segment's links.
 
     segment : _shm.Segment, connected      timeout : seconds that a wait may last
-    spin_us : microseconds that a wait stays awake before it sleeps, or None: DEFAULT_SPIN_US
+    spin_us : microseconds that a wait stays awake before it sleeps, or None: DEFAULT_AWAKE_US
     crowded : more ranks than cores; spinning would take the core from the rank that is waited for, so the wait yields it at once
     """
 
@@ -75,8 +78,8 @@ cdef class Executor:
         self.rank = segment.rank
         self.nranks = segment.nranks
         self.timeout_ns = <int64_t>(timeout * 1e9)
-        self.yield_ns = 1000 * <int64_t>(DEFAULT_SPIN_US if spin_us is None else spin_us)
-        self.spin_ns = 0 if crowded else self.yield_ns
+        self.awake_ns = 1000 * <int64_t>(DEFAULT_AWAKE_US if spin_us is None else spin_us)
+        self.spin_ns = 0 if crowded else min(self.awake_ns, <int64_t>SPIN_NS)
         self.links = <Link*>calloc(4 * self.nranks, sizeof(Link))
         self.turns = <int*>calloc(2 * self.nranks, sizeof(int))
         if self.links == NULL or self.turns == NULL:
@@ -204,7 +207,7 @@ cdef class Executor:
         self.look_around(wait, now)
         if now - wait.idle_ns < self.spin_ns:
             hetccl_relax()
-        elif now - wait.idle_ns < self.yield_ns:
+        elif now - wait.idle_ns < self.awake_ns:
             sched_yield()
         else:
             bell = hetccl_bell_arm(mine)

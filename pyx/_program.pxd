@@ -94,7 +94,7 @@ ctypedef struct Run:                     # a program at work on one portion of t
 
 
 cdef enum:
-    FETCH_BYTES = 65536                  # a Reduce works on so much at a time: operands and result stay in the L2 cache
+    FETCH_BYTES = 131072                 # a Reduce works on so much at a time: operands and result stay in the L2 cache
 
 cdef void run_reset(Run* run, Program program, int nranks) noexcept nogil
 cdef int run_poll(void* run) noexcept nogil
