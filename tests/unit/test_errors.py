@@ -1,4 +1,4 @@
-"""The error classes: what they can be caught as, what they carry, and that they survive pickling and `hetccl` itself."""
+"""The error classes: what they can be caught as, what they carry, and that they survive pickling."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Imports go down only: the rules of docs/architecture.md, read from the sources, and the checker itself on bad ones."""
+"""Imports go down only: the rules of docs/architecture.md, read from the sources, and the checker on bad ones."""
 
 import ast
 import re
