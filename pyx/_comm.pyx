@@ -264,7 +264,7 @@ cdef class Comm:
         buf     : buffer or spec
         dest    : rank, or MPI.PROC_NULL (nothing is sent)
         tag     : 0..2^31-1
-        Blocks  : until buf may be changed; a message above 16 KiB waits for its receiver
+        Blocks  : until buf may be changed; a message above 32 KiB waits for its receiver
         Raises  : BufferError, TypeError, ValueError (dest, tag), HetcclError subclasses
         Source  : MPI 4.1, section 3.2.1
         """

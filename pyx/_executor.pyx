@@ -59,8 +59,9 @@ cdef enum:
     SPIN_NS = 20000
     # Going to sleep and being woken costs 10 to 50 us; a rank that is a millisecond late is not worth a core.
     DEFAULT_AWAKE_US = 1000
-    # A portion of a large reduction: its result is still in the cache when the peers read it (docs/performance.md).
-    PORTION_BYTES = 2097152
+    # A portion of a large reduction. Smaller ones synchronise the ranks more often, larger ones have left the cache before the
+    # peers read them; measured on 2 to 8 ranks (docs/performance.md).
+    PORTION_BYTES = 8388608
 
 
 cdef class Executor:

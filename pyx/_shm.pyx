@@ -54,7 +54,7 @@ cdef enum:
 CELL_BYTES = ((8, 32768), (16, 16384), (32, 8192), (None, 4096))
 
 # Above this a message goes by address. One system call and a page walk cost about what copying this much twice does.
-EAGER_MAX_BYTES = 16384
+EAGER_MAX_BYTES = 32768
 
 
 # A job's secret has so many bytes.

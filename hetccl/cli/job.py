@@ -5,6 +5,7 @@ where MPI is missing or broken.
 """
 
 import importlib
+import importlib.metadata
 import json
 import platform
 import subprocess
@@ -163,8 +164,7 @@ def _short_version(text):
 def describe_mpi():
     """The MPI that this process has initialized: MpiFound, without a path."""
     mpi = _mpi()
-    mpi4py = importlib.import_module("mpi4py")
-    return MpiFound(mpi4py.__version__, _short_version(mpi.Get_library_version()), "", "")
+    return MpiFound(importlib.metadata.version("mpi4py"), _short_version(mpi.Get_library_version()), "", "")
 
 
 def ranks_of_host(comm):
