@@ -1,15 +1,15 @@
-"""Layer L4: the communicator that users hold. Methods only: read the arguments, refuse what is wrong, hand over to the executor.
+"""Layer L4: the communicator that users hold: reads the arguments, refuses what is wrong, hands over to the executor.
 
-The GIL is held while arguments are read and released while data move. Calls of one class of traffic (collectives, sends, receives) are
-serialised by a lock each, so that threads may share a communicator; the order in which threads enter must then be the same
-on all ranks, as in MPI.
+The GIL is held while arguments are read and released while data move. Calls of one class of traffic (collectives,
+sends, receives) are serialised by a lock each, so that threads may share a communicator; the order in which threads
+enter must then be the same on all ranks, as in MPI.
 """
 
 import os
 from operator import index
 
 from libc.limits cimport INT_MAX
-from libc.stdint cimport INT64_MAX, uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memset
 
 from hetccl._abi cimport HETCCL_AVG, HETCCL_MEM_HOST, HETCCL_UINT8
@@ -87,12 +87,13 @@ cdef class Comm:
         self.size = membership.size
         self.islands = membership.islands
         self.members = membership.members
-        self.executor = Executor(membership.segment, membership.settings.timeout, membership.settings.spin_us, membership.crowded)
+        settings = membership.settings
+        self.executor = Executor(membership.segment, settings.timeout, settings.spin_us, membership.crowded)
         self.choices = [None] * ((ALLTOALL_IN_PLACE + 1) * self.size)
         self.collective_lock = Lock()
         self.send_lock = Lock()
         self.recv_lock = Lock()
-        self.check = membership.settings.check
+        self.check = settings.check
         self.generation = forks
 
     def Allreduce(self, sendbuf, recvbuf, op=SUM, *, stream=None):
@@ -286,11 +287,12 @@ cdef class Comm:
 
         buf     : buffer or spec, at least as long as the message
         source  : rank, MPI.PROC_NULL, or MPI.ANY_SOURCE (the default)
-        tag     : 0..2^31-1, or MPI.ANY_TAG (the default); messages of one sender are received in the order they were sent
+        tag     : 0..2^31-1, or MPI.ANY_TAG (the default); messages of one sender are received in the order they were
+                  sent
         status  : MPI.Status to fill, or None
         Blocks  : until the message is there
-        Raises  : ValueError if the message at hand is longer than buf or, from a given source, has another tag (it stays there for the
-                  next Recv); else as Send
+        Raises  : ValueError if the message at hand is longer than buf or, from a given source, has another tag (it
+                  stays there for the next Recv); else as Send
         Source  : MPI 4.1, section 3.2.4
         """
         cdef Span span, none
@@ -340,9 +342,9 @@ cdef class Comm:
         return self.size
 
     def Free(self):
-        """Give back what the communicator holds; the MPI communicator underneath is not touched. Local; a second call does nothing.
+        """Give back what the communicator holds; the MPI communicator underneath is not touched.
 
-        Peers that still wait for this rank get PeerError.
+        Local; a second call does nothing. Peers that still wait for this rank get PeerError.
         """
         if not self.closed and self.generation == forks:
             self.collective_lock.acquire()
@@ -376,7 +378,8 @@ cdef class Comm:
         if mpi_ended:
             raise CommClosed(f"{CALLS[call]}: MPI is finalized", call=CALLS[call])
         if self.generation != forks:
-            raise CommClosed(f"{CALLS[call]}: the communicator belongs to the parent of this forked process", call=CALLS[call])
+            raise CommClosed(f"{CALLS[call]}: the communicator belongs to the parent of this forked process",
+                             call=CALLS[call])
         return 0
 
     cdef int rank_of(self, object value, str argument) except -1:
@@ -396,7 +399,7 @@ cdef class Comm:
 
     cdef int collect(self, int call, int root, Span* send, Span* recv, int64_t count, Span* given, int op,
                      bint in_place=False) except -1:
-        """Run a collective on checked spans; a send span without address means that the input is where the output goes."""
+        """Run a collective on checked spans; a send span without address: the input is where the output goes."""
         cdef hetccl_reduce_fn reduce = NULL if op == NO_OP else reduce_for(given.dtype, op)
         cdef void* source = recv.ptr if send.ptr == NULL else send.ptr
         cdef size_t itemsize = given.itemsize
@@ -414,7 +417,10 @@ cdef class Comm:
         return 0
 
     cdef int compare(self, int call, int root, int64_t count, int dtype, int op, bint fortran) except -1:
-        """HETCCL_CHECK: gather every rank's view of the call and refuse it on all ranks if they differ. No byte of the user's has moved."""
+        """HETCCL_CHECK: gather every rank's view of the call and refuse it on all ranks if they differ.
+
+        No byte of the user's has moved yet.
+        """
         cdef Signature mine
         mine.call, mine.root, mine.count, mine.dtype, mine.op, mine.fortran = call, root, count, dtype, op, fortran
         everyone = bytearray(self.size * sizeof(Signature))
@@ -434,7 +440,8 @@ cdef class Comm:
                 ranks = {value: [r for r in range(self.size) if values[r] == value] for value in values}
                 differences.append(f"{title}: " + ", ".join(f"{value} on ranks {who}" for value, who in ranks.items()))
         if differences:
-            raise ValueError(f"{CALLS[call]} on rank {self.rank}: the ranks do not agree (HETCCL_CHECK). " + "; ".join(differences))
+            raise ValueError(f"{CALLS[call]} on rank {self.rank}: the ranks do not agree (HETCCL_CHECK). "
+                             + "; ".join(differences))
         return 0
 
     cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag) except -1:
@@ -485,11 +492,12 @@ cdef class Comm:
             if call != RECV:
                 self.send_lock.release()
         if exchange.refusal == REFUSED_TAG:
-            raise ValueError(f"{CALLS[call]}: tag: the next message from rank {exchange.source} has tag {exchange.refused_tag}, not "
-                             f"{exchange.tag}; messages of one sender are received in the order they were sent. It was left there")
+            raise ValueError(f"{CALLS[call]}: tag: the next message from rank {exchange.source} has tag "
+                             f"{exchange.refused_tag}, not {exchange.tag}; messages of one sender are received in the "
+                             "order they were sent. It was left there")
         if exchange.refusal:
-            raise ValueError(f"{CALLS[call]}: buf: the message from rank {exchange.source} has {exchange.refused_nbytes} bytes, the "
-                             f"buffer {exchange.capacity}. It was left there")
+            raise ValueError(f"{CALLS[call]}: buf: the message from rank {exchange.source} has "
+                             f"{exchange.refused_nbytes} bytes, the buffer {exchange.capacity}. It was left there")
         if status is not None and from_nobody:
             self.membership.fill_status(status, self.membership.proc_null, self.membership.any_tag, 0)
         elif status is not None:
@@ -518,11 +526,12 @@ cdef inline int host_span(object obj, Span* span, str argument, bint writable, i
 cdef inline int match(Span* send, Span* recv, int64_t count) except -1:
     """Refuse a send buffer that does not go with the receive buffer; count: elements it must have."""
     if send.dtype != recv.dtype:
-        raise TypeError(f"sendbuf: is {dtype_name(send.dtype)}, recvbuf {dtype_name(recv.dtype)}; they must be the same")
+        theirs = dtype_name(recv.dtype)
+        raise TypeError(f"sendbuf: is {dtype_name(send.dtype)}, recvbuf {theirs}; they must be the same")
     if send.count != count:
         raise ValueError(f"sendbuf: has {send.count} elements where recvbuf's {recv.count} ask for {count}")
     if send.fortran != recv.fortran:
-        raise BufferError(f"sendbuf: is {'F' if send.fortran else 'C'}-contiguous, recvbuf is not: elements travel in memory order, so they "
-                          "would come out transposed; use numpy.ascontiguousarray")
+        raise BufferError(f"sendbuf: is {'F' if send.fortran else 'C'}-contiguous, recvbuf is not: elements travel in "
+                          "memory order, so they would come out transposed; use numpy.ascontiguousarray")
     span_check_overlap(send, recv, "sendbuf", "recvbuf")
     return 0

@@ -8,9 +8,9 @@ import weakref
 
 import numpy as np
 import pytest
-from hetccl._buffer import check_overlap, describe
 
 from buffers import REAL_DTYPES, RECEIVERS, REFUSED, SENDERS, flat, ml_dtypes, params
+from hetccl._buffer import check_overlap, describe
 
 DTYPES = [*REAL_DTYPES, "bool", "longdouble", "complex64", "complex128"]
 ML_DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2"] if ml_dtypes else []

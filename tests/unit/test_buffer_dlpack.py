@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hetccl._buffer import check_overlap, describe
 
 import buffers
 from buffers import (
@@ -21,6 +20,7 @@ from buffers import (
     params,
     torch,
 )
+from hetccl._buffer import check_overlap, describe
 
 NO_SYNC = -1
 
