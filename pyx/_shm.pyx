@@ -141,12 +141,13 @@ cdef class Segment:
                 raise OSError(errno, f"mmap of {self.nbytes} bytes of shared memory: {os.strerror(errno)}")
         finally:
             os.close(fd)
-        self.base = <uint8_t*>base
         self.header = <hetccl_shm_header_t*>base
         if (self.header.magic != HETCCL_SHM_MAGIC
                 or memcmp(self.header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES) != 0
                 or self.header.nranks != <uint32_t>nranks or self.header.total_bytes != self.nbytes):
+            munmap(base, self.nbytes)
             raise LibraryError(f"{path} is not the segment that rank 0 announced")
+        self.base = <uint8_t*>base  # only now: what is not ours must not be told that this rank has left
         self.blocks = <hetccl_rank_block_t*>(self.base + hetccl_shm_blocks_at())
         self.links = <hetccl_shm_link_t*>calloc(4 * nranks, sizeof(hetccl_shm_link_t))
         if self.links == NULL:
