@@ -1,9 +1,9 @@
 """How the ranks of a communicator find each other: the only module that imports mpi4py.
 
 MPI carries host names, island labels, the address of the shared-memory segment and the job secret, all of it before
-Comm() returns. Only nonblocking collectives are used, polled with a time-out; they have a context of their own inside
-MPI, so no message of the user's can meet them. After construction nothing here calls MPI but `fill_status`, which is
-local.
+Comm() returns. The ranks agree by nonblocking collectives, polled with a time-out; these have a context of their own
+inside MPI, so no message of the user's can meet them. Only a rank whose time is over sends messages, empty ones on the
+two highest tags. After construction nothing here calls MPI but `fill_status`, which is local.
 """
 
 import atexit
@@ -20,6 +20,7 @@ from hetccl import _buffer, _comm, _op, _shm, config, topology
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
+from hetccl.plan.steps import COLLECTIVES
 
 log = config.LOGGER
 
@@ -100,7 +101,10 @@ def join(comm):
     meeting = _Meeting(comm, (settings or config.Config()).timeout)
     secret, fd, path = None, None, None
     if comm.rank == 0 and not trouble:
-        secret, fd, path = _offer_segment(comm, settings.ring_bytes)
+        try:
+            secret, fd, path = _offer_segment(comm, settings.ring_bytes)
+        except OSError as error:
+            trouble = f"{type(error).__name__}: {error}"
     try:
         cards = meeting.allgather((trouble, VERSION, member, secret, path))
         _raise_if_any(comm, [card[0] for card in cards])
@@ -174,10 +178,18 @@ def _describe_self():
     """(settings, Member, None), or (None, None, what is wrong here): the others must hear of it, not wait."""
     try:
         settings = config.load()
+        _check_algorithm(settings.algorithm)
         config.setup_logging(settings.log, MPI.COMM_WORLD.rank)
         return settings, topology.local(settings), None
     except (ValueError, OSError) as error:
         return None, None, f"{type(error).__name__}: {error}"
+
+
+def _check_algorithm(name):
+    """Refuse what no collective has; a name that some have holds for those."""
+    known = {"auto"}.union(*map(algorithms, COLLECTIVES))
+    if name not in known:
+        raise ValueError(f"HETCCL_ALGORITHM={name!r} is no algorithm; there are {', '.join(sorted(known))}")
 
 
 def _offer_segment(comm, ring_bytes):
