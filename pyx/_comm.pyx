@@ -108,7 +108,8 @@ cdef class Comm:
         Source  : MPI 4.1, section 6.9.6
         """
         cdef Span send, recv
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(ALLREDUCE)
         refuse_stream(stream)
         try:
@@ -131,7 +132,8 @@ cdef class Comm:
         """
         cdef Span send, recv
         cdef Span* given = &send
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(REDUCE)
         refuse_stream(stream)
         cdef int to = self.rank_of(root, "root")
@@ -157,8 +159,8 @@ cdef class Comm:
         root, stream, Blocks, Raises : as Reduce
         Source  : MPI 4.1, section 6.4
         """
-        cdef Span span, none
-        clear(&span, &none)
+        cdef Span span
+        clear(&span)
         self.usable(BCAST)
         refuse_stream(stream)
         cdef int source = self.rank_of(root, "root")
@@ -179,7 +181,8 @@ cdef class Comm:
         """
         cdef Span send, recv
         cdef int64_t count
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(ALLGATHER)
         refuse_stream(stream)
         try:
@@ -207,7 +210,8 @@ cdef class Comm:
         cdef Span send, recv
         cdef int64_t count
         cdef bint in_place = is_in_place(sendbuf)
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(REDUCE_SCATTER_BLOCK)
         refuse_stream(stream)
         try:
@@ -232,7 +236,8 @@ cdef class Comm:
         """
         cdef Span send, recv
         cdef bint in_place = is_in_place(sendbuf)
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(ALLTOALL)
         refuse_stream(stream)
         try:
@@ -253,7 +258,8 @@ cdef class Comm:
         """
         cdef Span send, recv
         cdef char tokens[2]
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(BARRIER)
         tokens[0] = tokens[1] = 0
         send.ptr, recv.ptr, recv.dtype, recv.itemsize = &tokens[0], &tokens[1], HETCCL_UINT8, 1
@@ -265,19 +271,20 @@ cdef class Comm:
         buf     : buffer or spec
         dest    : rank, or MPI.PROC_NULL (nothing is sent)
         tag     : 0..2^31-1
-        Blocks  : until buf may be changed; a message above 32 KiB waits for its receiver
+        Blocks  : until buf may be changed; a message above 32 KiB waits for its receiver, and so does a smaller one
+                  that finds no room in the ring
         Raises  : BufferError, TypeError, ValueError (dest, tag), HetcclError subclasses
         Source  : MPI 4.1, section 3.2.1
         """
-        cdef Span span, none
+        cdef Span span
         cdef Exchange exchange
-        clear(&span, &none)
+        clear(&span)
         memset(&exchange, 0, sizeof(exchange))
         self.usable(SEND)
         refuse_stream(stream)
         try:
             host_span(buf, &span, "buf", False, 1)
-            self.fill_send(&exchange, &span, dest, tag)
+            self.fill_send(&exchange, &span, dest, tag, "tag")
             self.talk(SEND, &exchange, None)
         finally:
             span_release(&span)
@@ -295,15 +302,15 @@ cdef class Comm:
                   stays there for the next Recv); else as Send
         Source  : MPI 4.1, section 3.2.4
         """
-        cdef Span span, none
+        cdef Span span
         cdef Exchange exchange
-        clear(&span, &none)
+        clear(&span)
         memset(&exchange, 0, sizeof(exchange))
         self.usable(RECV)
         refuse_stream(stream)
         try:
             host_span(buf, &span, "buf", True, 1)
-            self.fill_recv(&exchange, &span, source, tag)
+            self.fill_recv(&exchange, &span, source, tag, "tag")
             self.talk(RECV, &exchange, status)
         finally:
             span_release(&span)
@@ -318,7 +325,8 @@ cdef class Comm:
         """
         cdef Span send, recv
         cdef Exchange exchange
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         memset(&exchange, 0, sizeof(exchange))
         self.usable(SENDRECV)
         refuse_stream(stream)
@@ -326,8 +334,8 @@ cdef class Comm:
             host_span(sendbuf, &send, "sendbuf", False, 1)
             host_span(recvbuf, &recv, "recvbuf", True, 1)
             span_check_overlap(&send, &recv, "sendbuf", "recvbuf")
-            self.fill_send(&exchange, &send, dest, sendtag)
-            self.fill_recv(&exchange, &recv, source, recvtag)
+            self.fill_send(&exchange, &send, dest, sendtag, "sendtag")
+            self.fill_recv(&exchange, &recv, source, recvtag, "recvtag")
             self.talk(SENDRECV, &exchange, status)
         finally:
             span_release(&send)
@@ -345,12 +353,20 @@ cdef class Comm:
         """Give back what the communicator holds; the MPI communicator underneath is not touched.
 
         Local; a second call does nothing. Peers that still wait for this rank get PeerError.
+        Blocks  : until the calls of other threads on this communicator have ended
         """
-        if not self.closed and self.generation == forks:
-            self.collective_lock.acquire()
+        if self.closed or self.generation != forks:
+            return
+        held = []
+        try:
+            for lock in (self.collective_lock, self.send_lock, self.recv_lock):
+                (<Lock>lock).acquire()
+                held.append(lock)
             self.closed = True
             self.executor.segment.close()
-            self.collective_lock.release()
+        finally:
+            for lock in held:
+                (<Lock>lock).release()
 
     def __enter__(self):
         return self
@@ -444,10 +460,10 @@ cdef class Comm:
                              + "; ".join(differences))
         return 0
 
-    cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag) except -1:
+    cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag, str tag_name) except -1:
         cdef int64_t number = index(tag)
         if not 0 <= number <= INT_MAX:
-            raise ValueError(f"tag: {number} is outside 0..{INT_MAX}")
+            raise ValueError(f"{tag_name}: {number} is outside 0..{INT_MAX}")
         if index(dest) == self.membership.proc_null:
             return 0
         exchange.dest = self.rank_of(dest, "dest")
@@ -457,10 +473,10 @@ cdef class Comm:
         exchange.outgoing.tag = <uint32_t>number
         return 0
 
-    cdef int fill_recv(self, Exchange* exchange, Span* span, object source, object tag) except -1:
+    cdef int fill_recv(self, Exchange* exchange, Span* span, object source, object tag, str tag_name) except -1:
         cdef int64_t number = ANY if tag is None or tag == self.membership.any_tag else index(tag)
         if number != ANY and not 0 <= number <= INT_MAX:
-            raise ValueError(f"tag: {number} is outside 0..{INT_MAX}")
+            raise ValueError(f"{tag_name}: {number} is outside 0..{INT_MAX}")
         exchange.tag = number
         if source is None or source == self.membership.any_source:
             exchange.source = ANY
@@ -491,12 +507,13 @@ cdef class Comm:
         finally:
             if call != RECV:
                 self.send_lock.release()
+        prefix = "recv" if call == SENDRECV else ""
         if exchange.refusal == REFUSED_TAG:
-            raise ValueError(f"{CALLS[call]}: tag: the next message from rank {exchange.source} has tag "
+            raise ValueError(f"{CALLS[call]}: {prefix}tag: the next message from rank {exchange.source} has tag "
                              f"{exchange.refused_tag}, not {exchange.tag}; messages of one sender are received in the "
                              "order they were sent. It was left there")
         if exchange.refusal:
-            raise ValueError(f"{CALLS[call]}: buf: the message from rank {exchange.source} has "
+            raise ValueError(f"{CALLS[call]}: {prefix}buf: the message from rank {exchange.source} has "
                              f"{exchange.refused_nbytes} bytes, the buffer {exchange.capacity}. It was left there")
         if status is not None and from_nobody:
             self.membership.fill_status(status, self.membership.proc_null, self.membership.any_tag, 0)
@@ -505,9 +522,8 @@ cdef class Comm:
         return 0
 
 
-cdef inline void clear(Span* a, Span* b) noexcept:
-    memset(a, 0, sizeof(Span))
-    memset(b, 0, sizeof(Span))
+cdef inline void clear(Span* span) noexcept:
+    memset(span, 0, sizeof(Span))
 
 
 cdef inline int refuse_stream(object stream) except -1:
