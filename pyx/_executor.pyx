@@ -56,7 +56,7 @@ cdef enum:
     LOOK_NS = 50000000
     # Polls before the first look at the clock: about a microsecond on a free core.
     POLLS_BEFORE_CLOCK = 64
-    # Moves before a look at the clock: each may be 4 MiB.
+    # Moves before a look at the clock: each may be a few MiB.
     MOVES_BEFORE_CLOCK = 8
     # Messages of ranks on cores of their own come within this; later, another program may want the core, and
     # sched_yield costs nothing if none does.

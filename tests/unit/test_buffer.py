@@ -133,9 +133,6 @@ def test_a_numpy_dtype_is_judged_by_its_byte_order_each_time():
     assert describe(np.zeros(2, "f4"))["dtype"] == "float32"
 
 
-# ---- overlap
-
-
 def test_overlap():
     array = np.zeros(10, "f4")
     for send, recv in [(array, array), (array[:6], array[5:]), (array[2:4], array), (array, array[3:4])]:
@@ -146,9 +143,6 @@ def test_overlap():
     check_overlap(array[:0], array)
     check_overlap(array, array[4:4])
     check_overlap([array, 4], [array, (6, 4)])
-
-
-# ---- lifetimes
 
 
 @pytest.mark.parametrize("kind", params(SENDERS))
