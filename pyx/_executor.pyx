@@ -330,7 +330,7 @@ cdef class Executor:
         if absent:
             return absent, "; ".join(self.describe(peer) for peer in absent)
         peers = self.blockers(wait)
-        return peers, f"nothing came from ranks {list(peers)}"
+        return peers, f"no answer from ranks {list(peers)}" if peers else "nothing moved"
 
     cdef tuple blockers(self, Wait* wait):
         mask = bytearray(self.nranks)
