@@ -29,7 +29,6 @@ cdef class Comm:
     cdef Choice choose(self, int call, int root, bint in_place)
     cdef int collect(self, int call, int root, Span* send, Span* recv, int64_t count, Span* given, int op,
                      bint in_place=*) except -1
-    cdef int compare(self, int call, int root, int64_t count, int dtype, int op, bint fortran) except -1
     cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag, str tag_name) except -1
     cdef int fill_recv(self, Exchange* exchange, Span* span, object source, object tag, str tag_name) except -1
     cdef int talk(self, int call, Exchange* exchange, object status) except -1

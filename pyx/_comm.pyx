@@ -13,10 +13,11 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memset
 
 from hetccl._abi cimport HETCCL_AVG, HETCCL_MEM_HOST, HETCCL_UINT8
+from hetccl._agree cimport Signature, agree
 from hetccl._buffer cimport dtype_name, is_in_place, span_check_overlap, span_of, span_release
 from hetccl._exchange cimport ANY, REFUSED_TAG
 from hetccl._kernels cimport hetccl_reduce_fn, reduce_for
-from hetccl._op cimport op_code, op_name
+from hetccl._op cimport op_code
 
 from hetccl._executor import CALLS
 from hetccl._op import SUM
@@ -63,15 +64,6 @@ def end_of_mpi():
 
 
 os.register_at_fork(after_in_child=count_fork)
-
-
-ctypedef struct Signature:               # what all ranks must agree on; exchanged under HETCCL_CHECK
-    int64_t call
-    int64_t root
-    int64_t count
-    int64_t dtype
-    int64_t op
-    int64_t fortran
 
 
 cdef class Comm:
@@ -420,44 +412,19 @@ cdef class Comm:
         cdef void* source = recv.ptr if send.ptr == NULL else send.ptr
         cdef size_t itemsize = given.itemsize
         cdef Choice choice = self.choose(call, root, in_place)
+        cdef Signature mine
         self.collective_lock.acquire()
         try:
             self.usable(call)
             self.executor.enter(call)
             if self.check:
-                self.compare(call, root, count, given.dtype, op, given.fortran)
+                mine.call, mine.root, mine.count = call, root, count
+                mine.dtype, mine.op, mine.fortran = given.dtype, op, given.fortran
+                agree(self.executor, self.choose(ALLGATHER, 0, False), &mine)
             self.executor.run(choice.pick(count * itemsize), call, source, recv.ptr, count, itemsize, reduce,
                               self.size if op == HETCCL_AVG else 0)
         finally:
             self.collective_lock.release()
-        return 0
-
-    cdef int compare(self, int call, int root, int64_t count, int dtype, int op, bint fortran) except -1:
-        """HETCCL_CHECK: gather every rank's view of the call and refuse it on all ranks if they differ.
-
-        No byte of the user's has moved yet.
-        """
-        cdef Signature mine
-        mine.call, mine.root, mine.count, mine.dtype, mine.op, mine.fortran = call, root, count, dtype, op, fortran
-        everyone = bytearray(self.size * sizeof(Signature))
-        cdef Choice choice = self.choose(ALLGATHER, 0, False)
-        cdef Signature* views = <Signature*><char*>everyone
-        self.executor.run(choice.pick(sizeof(Signature)), call, &mine, views, sizeof(Signature), 1, NULL, 0)
-        differences = []
-        for title, values in (
-            ("collective", [CALLS[views[r].call] for r in range(self.size)]),
-            ("root", [views[r].root for r in range(self.size)]),
-            ("op", [op_name(views[r].op) for r in range(self.size)]),
-            ("dtype", [dtype_name(<int>views[r].dtype) for r in range(self.size)]),
-            ("count", [views[r].count for r in range(self.size)]),
-            ("memory order", ["F" if views[r].fortran else "C" for r in range(self.size)]),
-        ):
-            if len(set(values)) > 1:
-                ranks = {value: [r for r in range(self.size) if values[r] == value] for value in values}
-                differences.append(f"{title}: " + ", ".join(f"{value} on ranks {who}" for value, who in ranks.items()))
-        if differences:
-            raise ValueError(f"{CALLS[call]} on rank {self.rank}: the ranks do not agree (HETCCL_CHECK). "
-                             + "; ".join(differences))
         return 0
 
     cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag, str tag_name) except -1:
