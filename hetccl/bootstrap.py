@@ -124,6 +124,8 @@ def join(comm):
 
 def check_communicator(comm):
     """Refuse what is not an intracommunicator of a running MPI, before any traffic."""
+    if isinstance(comm, _comm.Comm):
+        raise TypeError("comm: is a hetccl.Comm already; its MPI communicator is comm.mpi")
     if not isinstance(comm, MPI.Comm):
         raise TypeError(f"comm: expected an mpi4py communicator such as MPI.COMM_WORLD, got {type(comm).__name__}")
     if not MPI.Is_initialized():

@@ -9,11 +9,18 @@ from hetccl._op cimport op_name
 from hetccl._executor import CALLS
 
 
+cdef enum:
+    ANY_CALL = 15
+
+
 cdef int agree(Executor executor, Choice allgather, Signature* mine) except -1:
     cdef int size = executor.nranks
     everyone = bytearray(size * sizeof(Signature))
     cdef Signature* views = <Signature*><char*>everyone
+    # Ranks in different collectives meet here.
+    executor.label(ANY_CALL)
     executor.run(allgather.pick(sizeof(Signature)), mine.call, mine, views, sizeof(Signature), 1, NULL, 0)
+    executor.label(mine.call)
     differences = []
     for title, values in (
         ("collective", [CALLS[views[r].call] for r in range(size)]),

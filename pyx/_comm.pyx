@@ -8,6 +8,7 @@ enter must then be the same on all ranks, as in MPI.
 import os
 from operator import index
 
+from cpython.number cimport PyIndex_Check
 from libc.limits cimport INT_MAX
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memset
@@ -371,13 +372,15 @@ cdef class Comm:
             raise CommClosed(f"{name}: the communicator has been freed", call=name)
         if mpi_ended:
             raise CommClosed(f"{name}: MPI is finalized", call=name)
+        if not hasattr(self.mpi, name):
+            raise AttributeError(f"neither hetccl.Comm nor {type(self.mpi).__name__} of mpi4py has {name!r}")
         return getattr(self.mpi, name)
 
     def __reduce__(self):
         raise TypeError("a Comm cannot be pickled; build one in each process")
 
     def __repr__(self):
-        state = "freed" if self.closed else f"rank {self.rank} of {self.size}, {len(self.islands)} islands"
+        state = "freed" if self.closed else f"rank {self.rank} of {self.size}, {len(self.islands)} island{'s'[:len(self.islands) > 1]}"
         return f"<hetccl.Comm {state}>"
 
     cdef int usable(self, int call) except -1:
@@ -391,7 +394,7 @@ cdef class Comm:
         return 0
 
     cdef int rank_of(self, object value, str argument) except -1:
-        rank = index(value)
+        rank = whole(value, argument)
         if not 0 <= rank < self.size:
             raise ValueError(f"{argument}: {rank} is not a rank of this communicator (0..{self.size - 1})")
         return rank
@@ -428,10 +431,10 @@ cdef class Comm:
         return 0
 
     cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag, str tag_name) except -1:
-        cdef int64_t number = index(tag)
+        cdef int64_t number = whole(tag, tag_name)
         if not 0 <= number <= INT_MAX:
             raise ValueError(f"{tag_name}: {number} is outside 0..{INT_MAX}")
-        if index(dest) == self.membership.proc_null:
+        if whole(dest, "dest") == self.membership.proc_null:
             return 0
         exchange.dest = self.rank_of(dest, "dest")
         exchange.sending = True
@@ -441,13 +444,13 @@ cdef class Comm:
         return 0
 
     cdef int fill_recv(self, Exchange* exchange, Span* span, object source, object tag, str tag_name) except -1:
-        cdef int64_t number = ANY if tag is None or tag == self.membership.any_tag else index(tag)
+        cdef int64_t number = ANY if tag is None or tag == self.membership.any_tag else whole(tag, tag_name)
         if number != ANY and not 0 <= number <= INT_MAX:
             raise ValueError(f"{tag_name}: {number} is outside 0..{INT_MAX}")
         exchange.tag = number
         if source is None or source == self.membership.any_source:
             exchange.source = ANY
-        elif index(source) == self.membership.proc_null:
+        elif whole(source, "source") == self.membership.proc_null:
             exchange.source = self.membership.proc_null
             return 0
         else:
@@ -491,6 +494,12 @@ cdef class Comm:
 
 cdef inline void clear(Span* span) noexcept:
     memset(span, 0, sizeof(Span))
+
+
+cdef inline object whole(object value, str argument):
+    if not PyIndex_Check(value):
+        raise TypeError(f"{argument}: expected a whole number, got {type(value).__name__}")
+    return index(value)
 
 
 cdef inline int refuse_stream(object stream) except -1:

@@ -54,6 +54,11 @@ cdef int code_of_name(object name) except? -1:
     return named.get(name, CODE_UNSUPPORTED)
 
 
+cdef object not_a_datatype(object datatype, object arg):
+    return TypeError(f"{arg}: a datatype is a type string or an MPI.Datatype, got {type_name(datatype)}; a list is a "
+                     "buffer spec such as [data, count, datatype], it cannot hold the numbers themselves")
+
+
 cdef int dtype_code(object datatype, object arg) except -1:
     if isinstance(datatype, str):
         code = typecodes.get(datatype)
@@ -61,11 +66,11 @@ cdef int dtype_code(object datatype, object arg) except -1:
             raise TypeError(f"{arg}: no dtype has the type string {datatype!r}; known are {', '.join(typecodes)}")
         return code
     if mpi_handle_of is None:
-        raise TypeError(f"{arg}: a datatype is a type string or an MPI.Datatype, got {type_name(datatype)}")
+        raise not_a_datatype(datatype, arg)
     try:
         handle = mpi_handle_of(datatype)
     except TypeError as error:
-        raise TypeError(f"{arg}: a datatype is a type string or an MPI.Datatype, got {type_name(datatype)}") from error
+        raise not_a_datatype(datatype, arg) from error
     code = mpi_datatypes.get(handle)
     if code is None:
         label = getattr(datatype, "name", "") or "derived"

@@ -73,6 +73,7 @@ cdef inline void match_head(Exchange* exchange, int source, bint only) noexcept 
         return
     exchange.tag = tag
     exchange.incoming.nbytes = nbytes
+    exchange.incoming.tag = tag
     exchange.matched = True
 
 

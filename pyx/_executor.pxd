@@ -1,7 +1,7 @@
 """The loop that runs a communicator's work to its end."""
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from hetccl._exchange cimport Exchange
 from hetccl._kernels cimport hetccl_reduce_fn
@@ -39,8 +39,10 @@ cdef class Executor:
     cdef int64_t spin_ns                 # of a wait: with the core
     cdef int64_t awake_ns                # of a wait: before it sleeps
     cdef uint64_t sequence               # collectives entered
+    cdef uint32_t tag                    # of the collective's messages: its number and its call
 
     cdef int enter(self, int call) except -1
+    cdef void label(self, int call) noexcept
     cdef int run(self, Program program, int call, void* source, void* target, int64_t count, size_t itemsize,
                  hetccl_reduce_fn reduce, int divisor) except -1
     cdef int exchange(self, Exchange* exchange, int call) except -1

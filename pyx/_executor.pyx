@@ -16,7 +16,7 @@ from hetccl._program cimport FETCH_BYTES, NOBODY, Run, run_blockers, run_poll, r
 from hetccl._shm cimport (
     COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_ELENGTH, HETCCL_EPEER, HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON,
     HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT,
-    HETCCL_REASON_TIMEOUT, POINT_TO_POINT, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_sleep, hetccl_now_ns,
+    HETCCL_ETAG, HETCCL_REASON_TIMEOUT, POINT_TO_POINT, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_sleep, hetccl_now_ns,
     hetccl_rank_block_t, hetccl_shm_transport,
 )
 
@@ -54,6 +54,10 @@ cdef enum:
     # Between two looks at faults, signals and the clock; also the longest sleep. Bounds the reaction to Ctrl-C and to a
     # dead peer.
     LOOK_NS = 50000000
+    # A collective's tag: its call in the low bits, above them its number.
+    CALL_BITS = 4
+    CALL_MASK = 15
+    NUMBER_MASK = 0xfffffff
     # Polls before the first look at the clock: about a microsecond on a free core.
     POLLS_BEFORE_CLOCK = 64
     # Moves before a look at the clock: each may be a few MiB.
@@ -113,7 +117,12 @@ cdef class Executor:
         self.sequence += 1
         mine.call = call
         mine.entered = self.sequence
+        self.label(call)
         return 0
+
+    cdef void label(self, int call) noexcept:
+        """Mark the messages that follow, so that ranks in different collectives notice instead of mixing their data."""
+        self.tag = <uint32_t>(self.sequence << CALL_BITS | call)
 
     cdef int run(self, Program program, int call, void* source, void* target, int64_t count, size_t itemsize,
                  hetccl_reduce_fn reduce, int divisor) except -1:
@@ -128,7 +137,7 @@ cdef class Executor:
         run.skip[0], run.skip[1], run.skip[2] = 0, 0, 0
         run.sent, run.received = self.turns, self.turns + self.nranks
         run.send_links, run.recv_links = self.links, self.links + self.nranks
-        run.itemsize, run.reduce, run.divisor = itemsize, reduce, divisor
+        run.itemsize, run.reduce, run.divisor, run.tag = itemsize, reduce, divisor, self.tag
         run.fetch_scratch, run.operands = self.fetch_scratch, self.operands
         memset(&wait, 0, sizeof(wait))
         wait.poll, wait.blockers, wait.work, wait.failure = run_poll, run_blockers, &run, &run.failure
@@ -319,6 +328,14 @@ cdef class Executor:
             link.ops.peek(link.state, &nbytes, &tag)
             raise PeerError(f"{call}: rank {peer} sent {nbytes} bytes where rank {self.rank} expects {message.nbytes}: "
                             "the ranks' counts, dtypes or calls differ (HETCCL_CHECK=1 tells which)",
+                            call=call, rank=self.rank, peer=peer)
+        if status == HETCCL_ETAG:
+            link = &self.links[(2 * COLLECTIVE + 1) * self.nranks + peer]
+            link.ops.peek(link.state, &nbytes, &tag)
+            theirs = CALLS[tag & CALL_MASK] if tag & CALL_MASK < len(CALLS) else "the comparison of a call"
+            raise PeerError(f"{call}: rank {peer} sent a message of {theirs}, its collective number {tag >> CALL_BITS} on the "
+                            f"communicator, where rank {self.rank} is in number {self.sequence & NUMBER_MASK}: the ranks call in "
+                            "different orders, or with different roots (HETCCL_CHECK=1 tells which)",
                             call=call, rank=self.rank, peer=peer)
         raise LibraryError(f"{call}: reading {message.nbytes} bytes from rank {peer}'s memory: "
                            f"{os.strerror(message.error)} (HETCCL_SINGLE_COPY=off avoids process_vm_readv)",

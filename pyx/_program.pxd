@@ -1,7 +1,7 @@
 """One rank's part of a plan as C structs, and the state of running it."""
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from hetccl._kernels cimport hetccl_reduce_fn
 from hetccl._shm cimport hetccl_msg_t, hetccl_transport_t
@@ -86,6 +86,7 @@ ctypedef struct Run:                     # a program at work on one portion of t
     int64_t skip[3]                      # elements of each unit that come before this portion
     int64_t count                        # elements of a unit in this portion
     size_t itemsize
+    uint32_t tag                         # of all messages: which collective this is
     hetccl_reduce_fn reduce
     int divisor                          # 0: no division
     uint8_t* fetch_scratch               # FETCH_BYTES for each source of the widest Reduce

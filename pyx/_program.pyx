@@ -231,9 +231,11 @@ cdef inline void start(Run* run, Step* step) noexcept nogil:
     if step.kind == SEND or step.kind == RECV:
         message.ptr = place_address(run, &step.block)
         message.nbytes = nbytes
+        message.tag = run.tag
     elif step.kind == REDUCE:
         for i in range(step.nsources):
             message[i].nbytes = nbytes
+            message[i].tag = run.tag
             if step.sources[i].peer == NOBODY:
                 message[i].ptr = place_address(run, &step.sources[i].place)
 

@@ -12,6 +12,7 @@ cdef extern from "hetccl/transport.h" nogil:
         HETCCL_EPEER
         HETCCL_ELENGTH
         HETCCL_ESYSTEM
+        HETCCL_ETAG
         HETCCL_MSG_NEW
         HETCCL_MSG_POSTED
         HETCCL_MSG_STREAM

@@ -221,6 +221,7 @@ static int64_t hetccl_shm_available(void *state, hetccl_msg_t *msg) {
     hetccl_shm_link_t *link = state;
     hetccl_cell_t *cell = hetccl_shm_head(link);
     if (!cell) return HETCCL_AGAIN;
+    if (cell->tag != msg->tag) return HETCCL_ETAG;
     if (cell->nbytes != msg->nbytes) return HETCCL_ELENGTH;
     size_t left = msg->nbytes - msg->done;
     if (cell->kind == HETCCL_CELL_ADDRESS) return (int64_t)left;

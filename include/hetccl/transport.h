@@ -14,6 +14,7 @@ enum hetccl_progress {
     HETCCL_AGAIN = 0, /* nothing to do until the peer acts */
     HETCCL_EPEER = -1, /* the peer's memory or process is gone */
     HETCCL_ELENGTH = -2, /* the peer sent another length than this rank expects */
+    HETCCL_ETAG = -4, /* the peer's message belongs to another collective */
     HETCCL_ESYSTEM = -3, /* a system call failed; msg.error holds errno */
 };
 
@@ -26,7 +27,7 @@ typedef struct hetccl_msg {
     size_t done;       /* bytes sent, or bytes consumed */
     uint64_t cell;     /* sender, posted: the ring position whose release means "consumed" */
     size_t cell_done;  /* receiver: bytes consumed of the cell at the head */
-    uint32_t tag;      /* point to point only; 0 in collectives */
+    uint32_t tag;      /* the user's, or the collective's; a receiver takes no other than this */
     int32_t state;     /* enum hetccl_msg_state */
     int32_t error;     /* errno after HETCCL_ESYSTEM */
 } hetccl_msg_t;

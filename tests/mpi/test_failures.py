@@ -129,6 +129,13 @@ def test_mismatch_is_an_error(outcome, found):
     assert any(line["outcome"] == "error" for line in found.values()), found
 
 
+@each(*(fault("mismatch", what, timeout=SHORT) for what in ("root", "collective")))
+def test_messages_of_another_collective_are_not_taken(outcome, found):
+    """A rank that finds one in its ring says so, rather than to wait for the right one or to reduce the wrong one."""
+    assert sorted(found) == EVERYBODY, outcome.text
+    assert any("PeerError" in line["classes"] for line in found.values()), found
+
+
 @each(*(fault("mismatch", what, timeout=CHECKED, check=True) for what in CHECKED_MISMATCHES))
 def test_checked_mismatch_names_the_ranks(outcome, found):
     """With HETCCL_CHECK=1 all ranks raise, at once and not by a time-out, and say who differs."""
