@@ -342,13 +342,22 @@ cdef class Comm:
     def Free(self):
         """Give back what the communicator holds; the MPI communicator underneath is not touched. Local; a second call does nothing.
 
-        Peers that still wait for this rank get PeerError.
+        Peers that still wait for this rank get PeerError. Calls of other threads are waited for.
         """
-        if not self.closed and self.generation == forks:
-            self.collective_lock.acquire()
-            self.closed = True
-            self.executor.segment.close()
-            self.collective_lock.release()
+        if self.closed or self.generation != forks:
+            return
+        self.send_lock.acquire()
+        try:
+            self.recv_lock.acquire()
+            try:
+                self.collective_lock.acquire()
+                self.closed = True
+                self.executor.segment.close()
+                self.collective_lock.release()
+            finally:
+                self.recv_lock.release()
+        finally:
+            self.send_lock.release()
 
     def __enter__(self):
         return self
