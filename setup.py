@@ -20,6 +20,7 @@ MODULES = [
     "_program",
     "_exchange",
     "_executor",
+    "_agree",
     "_comm",
 ]
 

@@ -1,5 +1,7 @@
 """hetccl: GPU collectives across mixed-vendor clusters, through mpi4py's own API.
 
+One line of an mpi4py program changes:
+
     from mpi4py import MPI
     import hetccl
     comm = hetccl.Comm(MPI.COMM_WORLD)
@@ -21,6 +23,6 @@ from hetccl.errors import (
 )
 
 __all__ = [
-    "AVG", "IN_PLACE", "MAX", "MIN", "PROD", "SUM", "Comm", "CommClosed", "CommTimeout", "HetcclError", "LibraryError", "LibraryNotFound",
-    "Op", "PeerError", "SymbolNotFound", "__version__",
+    "AVG", "IN_PLACE", "MAX", "MIN", "PROD", "SUM", "Comm", "CommClosed", "CommTimeout", "HetcclError", "LibraryError",
+    "LibraryNotFound", "Op", "PeerError", "SymbolNotFound", "__version__",
 ]  # fmt: skip

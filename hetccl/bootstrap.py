@@ -1,8 +1,9 @@
 """How the ranks of a communicator find each other: the only module that imports mpi4py.
 
-MPI carries host names, island labels, the address of the shared-memory segment and the job secret, all of it before Comm() returns.
-Only nonblocking collectives are used, polled with a time-out; they have a context of their own inside MPI, so no message of
-the user's can meet them. After construction nothing here calls MPI but `fill_status`, which is local.
+MPI carries host names, island labels, the address of the shared-memory segment and the job secret, all of it before
+Comm() returns. The ranks agree by nonblocking collectives, polled with a time-out; these have a context of their own
+inside MPI, so no message of the user's can meet them. Only a rank whose time is over sends messages, empty ones on the
+two highest tags. After construction nothing here calls MPI but `fill_status`, which is local.
 """
 
 import atexit
@@ -19,26 +20,29 @@ from hetccl import _buffer, _comm, _op, _shm, config, topology
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
+from hetccl.plan.steps import COLLECTIVES
 
 log = config.LOGGER
 
-# A rank that has waited out its time asks "are you in Comm()?" on the highest tags that MPI allows, and hears for so long.
+# A rank that has waited out its time asks "are you in Comm()?" on the highest tags that MPI allows, and hears for so
+# long.
 ROLL_CALL_SECONDS = 2.0
 POLL_SECONDS = (1e-5, 2e-3)  # first and longest pause between two looks at MPI
 
 # NumPy's kind -> MPI's datatypes of that kind; the size in bits completes the name.
 _DATATYPES = {
     "int": "SIGNED_CHAR SHORT INT LONG LONG_LONG INT8_T INT16_T INT32_T INT64_T AINT OFFSET COUNT "
-           "INTEGER INTEGER1 INTEGER2 INTEGER4 INTEGER8",
-    "uint": "BYTE CHAR UNSIGNED_CHAR UNSIGNED_SHORT UNSIGNED UNSIGNED_LONG UNSIGNED_LONG_LONG UINT8_T UINT16_T UINT32_T UINT64_T",
+    "INTEGER INTEGER1 INTEGER2 INTEGER4 INTEGER8",
+    "uint": "BYTE CHAR UNSIGNED_CHAR UNSIGNED_SHORT UNSIGNED UNSIGNED_LONG UNSIGNED_LONG_LONG "
+    "UINT8_T UINT16_T UINT32_T UINT64_T",
     "float": "FLOAT DOUBLE REAL REAL4 REAL8 DOUBLE_PRECISION",
     "complex": "C_FLOAT_COMPLEX C_DOUBLE_COMPLEX COMPLEX COMPLEX8 COMPLEX16 DOUBLE_COMPLEX",
     "bool": "C_BOOL CXX_BOOL",
     "longdouble": "LONG_DOUBLE",
 }
 
-# Segments of live communicators, to be left when the program ends or finalizes MPI: a rank that ends by an exception of its own
-# would otherwise sit in MPI_Finalize, alive, while its peers wait for it in a collective.
+# Segments of live communicators, to be left when the program ends or finalizes MPI: a rank that ends by an exception of
+# its own would otherwise sit in MPI_Finalize, alive, while its peers wait for it in a collective.
 _segments = weakref.WeakSet()
 
 # Requests that timed out: MPI may still write to their buffers, so they are never freed.
@@ -88,7 +92,8 @@ def join(comm):
     comm   : mpi4py intracommunicator
     Returns: Membership
     Raises : TypeError, ValueError (not a usable communicator), CommClosed (MPI is finalized or not initialized),
-             CommTimeout (`.peer` lists the ranks that did not come within HETCCL_TIMEOUT), HetcclError (a rank cannot take part)
+             CommTimeout (`.peer` lists the ranks that did not come within HETCCL_TIMEOUT), HetcclError (a rank cannot
+             take part)
     """
     check_communicator(comm)
     _watch_the_end()
@@ -140,7 +145,10 @@ def _end_of_mpi(comm, keyval, value):
 
 @functools.cache
 def _watch_the_end():
-    """Hear of MPI_Finalize and of the program's end. MPI 4.1, section 11.2.4: attributes of COMM_SELF are deleted first of all."""
+    """Hear of MPI_Finalize and of the program's end.
+
+    Source : MPI 4.1, section 11.2.4: attributes of COMM_SELF are deleted first of all
+    """
     atexit.register(_leave_all)
     keyval = MPI.Comm.Create_keyval(delete_fn=_end_of_mpi)
     MPI.COMM_SELF.Set_attr(keyval, True)
@@ -152,13 +160,14 @@ def _mpi_ops():
 
 
 def _mpi_datatypes():
-    """Handles of MPI's basic datatypes -> NumPy's names of them. Some MPIs lack some, and sizes of the C types differ."""
+    """Handles of MPI's basic datatypes -> NumPy's names. Some MPIs lack some, and the C types differ in size."""
     names = {}
     for kind, members in _DATATYPES.items():
         for member in members.split():
             datatype = getattr(MPI, member, MPI.DATATYPE_NULL)
             if datatype != MPI.DATATYPE_NULL:
-                names[MPI._handleof(datatype)] = kind if kind in ("bool", "longdouble") else f"{kind}{8 * datatype.Get_size()}"
+                bits = "" if kind in ("bool", "longdouble") else 8 * datatype.Get_size()
+                names[MPI._handleof(datatype)] = f"{kind}{bits}"
     return names
 
 
@@ -166,10 +175,18 @@ def _describe_self():
     """(settings, Member, None), or (None, None, what is wrong here): the others must hear of it, not wait."""
     try:
         settings = config.load()
+        _check_algorithm(settings.algorithm)
         config.setup_logging(settings.log, MPI.COMM_WORLD.rank)
         return settings, topology.local(settings), None
     except (ValueError, OSError) as error:
         return None, None, f"{type(error).__name__}: {error}"
+
+
+def _check_algorithm(name):
+    """Refuse what no collective has; a name that some have holds for those."""
+    known = {"auto"}.union(*map(algorithms, COLLECTIVES))
+    if name not in known:
+        raise ValueError(f"HETCCL_ALGORITHM={name!r} is no algorithm; there are {', '.join(sorted(known))}")
 
 
 def _offer_segment(comm, ring_bytes):
@@ -195,7 +212,8 @@ def _attach(meeting, comm, path, secret, single_copy):
         _raise_if_any(comm, meeting.allgather(trouble))
         refused = segment.probe_peers()
         if refused:
-            log.info("rank %d cannot read the memory of ranks %s: large messages take two copies", comm.rank, list(refused))
+            said = "rank %d cannot read the memory of ranks %s: large messages take two copies"
+            log.info(said, comm.rank, list(refused))
         meeting.allgather(None)
     except HetcclError:
         if segment is not None:
@@ -207,8 +225,12 @@ def _attach(meeting, comm, path, secret, single_copy):
 def _raise_if_any(comm, troubles):
     named = [(rank, text) for rank, text in enumerate(troubles) if text]
     if named:
-        raise HetcclError("Comm: " + "; ".join(f"rank {rank}: {text}" for rank, text in named),
-                          call="Comm", rank=comm.rank, peer=tuple(rank for rank, _ in named))
+        raise HetcclError(
+            "Comm: " + "; ".join(f"rank {rank}: {text}" for rank, text in named),
+            call="Comm",
+            rank=comm.rank,
+            peer=tuple(rank for rank, _ in named),
+        )
 
 
 def _check_alike(cards, members):
@@ -227,10 +249,16 @@ def _check_alike(cards, members):
             raise HetcclError(f"Comm: {config.PREFIX}{name.upper()} differs: {ranks}", call="Comm")
     far = [rank for rank, member in enumerate(members) if not member.shares_memory(members[0])]
     if far:
-        hosts = sorted({f"{member.host} (ranks {[r for r in range(len(members)) if members[r].machine == member.machine]})"
-                        for member in members})
-        raise HetcclError("Comm: this version reaches the ranks of one host only, by shared memory; these are on several hosts "
-                          f"or in several PID namespaces: {', '.join(hosts)}", call="Comm", peer=tuple(far))
+        machines = {}
+        for rank, member in enumerate(members):
+            machines.setdefault((member.host, member.machine), []).append(rank)
+        hosts = ", ".join(f"{host} (ranks {ranks})" for (host, _), ranks in sorted(machines.items()))
+        raise HetcclError(
+            "Comm: this version reaches the ranks of one host only, by shared memory; these are on several hosts "
+            f"or in several PID namespaces: {hosts}",
+            call="Comm",
+            peer=tuple(far),
+        )
 
 
 class _Meeting:
@@ -247,11 +275,11 @@ class _Meeting:
         payload = pickle.dumps(value)
         lengths = bytearray(8 * comm.size)
         self._wait(comm.Iallgather([len(payload).to_bytes(8, "little"), MPI.BYTE], [lengths, MPI.BYTE]), lengths)
-        counts = [int.from_bytes(lengths[8 * r:8 * r + 8], "little") for r in range(comm.size)]
+        counts = [int.from_bytes(lengths[8 * r : 8 * r + 8], "little") for r in range(comm.size)]
         everything = bytearray(sum(counts))
         starts = [sum(counts[:r]) for r in range(comm.size)]
         self._wait(comm.Iallgatherv([payload, MPI.BYTE], [everything, (counts, starts), MPI.BYTE]), everything)
-        return [pickle.loads(everything[start:start + count]) for start, count in zip(starts, counts)]
+        return [pickle.loads(everything[start : start + count]) for start, count in zip(starts, counts)]
 
     def _wait(self, request, buffer):
         deadline = time.monotonic() + self.timeout
@@ -287,8 +315,12 @@ class _Meeting:
             time.sleep(POLL_SECONDS[1])
         missing = tuple(sorted(others - here))
         who = f"ranks {list(missing)} have not called it" if missing else "all ranks are there but MPI did not deliver"
-        return CommTimeout(f"Comm: rank {comm.rank} waited {self.timeout:g} s (HETCCL_TIMEOUT) for all {comm.size} ranks; {who}",
-                           call="Comm", rank=comm.rank, peer=missing)
+        return CommTimeout(
+            f"Comm: rank {comm.rank} waited {self.timeout:g} s (HETCCL_TIMEOUT) for all {comm.size} ranks; {who}",
+            call="Comm",
+            rank=comm.rank,
+            peer=missing,
+        )
 
 
 _buffer.register_mpi(_mpi_datatypes(), MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)

@@ -6,12 +6,14 @@ from hetccl import _comm
 class Comm(_comm.Comm):
     """Collectives and messages on arrays for the ranks of an MPI communicator; mpi4py's names and arguments.
 
-    comm    : mpi4py intracommunicator. Building is collective: all its ranks must take part. It is used for that alone, and for
-              what hetccl does not do itself: any other method or attribute is the MPI communicator's
-    Raises  : TypeError, ValueError (not a usable communicator), CommClosed (MPI is finalized), CommTimeout (`.peer`: the ranks that did
-              not come within HETCCL_TIMEOUT), HetcclError (a rank cannot take part: why, and which)
+    comm    : mpi4py intracommunicator. Building is collective: all its ranks must take part. It is used for that alone,
+              and for what hetccl does not do itself: any other method or attribute is the MPI communicator's
+    Raises  : TypeError, ValueError (not a usable communicator), CommClosed (MPI is finalized), CommTimeout (`.peer`:
+              the ranks that did not come within HETCCL_TIMEOUT), HetcclError (a rank cannot take part: why, and which)
 
-    rank, size : int        islands : tuple of Island(label, vendor, ranks)        members : tuple of Member, one per rank
+    rank, size : int
+    islands    : tuple of Island(label, vendor, ranks)
+    members    : tuple of Member, one per rank
     mpi        : the MPI communicator underneath
     """
 

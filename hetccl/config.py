@@ -16,6 +16,7 @@ LOGGER = logging.getLogger("hetccl")
 # Silent unless the user asks: without a handler of its own, logging would print warnings to stderr.
 LOGGER.addHandler(logging.NullHandler())
 
+# Suffixes of sizes, in bytes.
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -93,7 +94,9 @@ class Config:
         _choice("auto", "off"), "auto", "Whether large host messages are read straight from the sender's memory."
     )
     spin_us: int | None = _variable(
-        _or_auto(COUNT), "auto", "Microseconds a wait spins before it sleeps; auto: short when ranks outnumber cores."
+        _or_auto(COUNT),
+        "auto",
+        "Microseconds a wait stays awake, at last yielding its core, before it sleeps; auto: 1000.",
     )
     ring_bytes: int | None = _variable(
         _or_auto(SIZE), "auto", "Size of the shared-memory ring of each ordered pair of ranks."

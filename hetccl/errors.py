@@ -37,7 +37,7 @@ class LibraryNotFound(HetcclError, ImportError):
 
 
 class SymbolNotFound(LibraryNotFound):
-    """A library was loaded but lacks a function; the message names it and the version that has it."""
+    """A library was loaded but lacks a function; the message names it, with its symbol version if one was asked for."""
 
 
 class PeerError(HetcclError, ConnectionError):

@@ -117,8 +117,6 @@ cdef class Reader:
     cdef bint autograd                  # torch: lazy conjugation and gradients are not part of the protocol
 
 
-# ---- the question, once per type
-
 cdef int array_read(object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
     if type(obj) is numpy_ndarray:
         return read_numpy(None, obj, export, layout, arg, writable)
@@ -194,8 +192,6 @@ cdef int raise_refused(object obj, object arg, object error) except -1:
     raise BufferError(f"{arg}: {type_name(obj)} does not give out its memory: {reason}") from error
 
 
-# ---- NumPy
-
 cdef bint numpy_layout_holds(object numpy) except -1:
     """Compare hetccl/arrays.h with NumPy's own answers. A NumPy that differs is read by its protocols instead."""
     global numpy_ndarray
@@ -252,8 +248,6 @@ cdef int numpy_code_ask(object dtype) except? -1:
     return code
 
 
-# ---- buffer protocol
-
 cdef int read_buffer(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
     cdef Py_buffer* view = &export.view
     try:
@@ -274,8 +268,6 @@ cdef int read_buffer(Reader reader, object obj, Export* export, Layout* layout, 
     layout.order = hetccl_layout_order(layout.ndim, layout.shape, layout.strides, layout.itemsize)
     return 0
 
-
-# ---- DLPack
 
 cdef int read_exchange(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
     cdef hetccl_dltensor_t borrowed
@@ -382,8 +374,6 @@ cdef int code_of_tensor(const hetccl_dltensor_t* tensor) noexcept nogil:
     return code_of(DL_KINDS[code] if code < 7 else 0, bits // 8)
 
 
-# ---- __cuda_array_interface__
-
 cdef int read_cai(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
     try:
         interface = obj.__cuda_array_interface__
@@ -420,8 +410,6 @@ cdef int read_cai(Reader reader, object obj, Export* export, Layout* layout, obj
         layout.code = CODE_SWAPPED
     return 0
 
-
-# ---- release
 
 cdef void export_release(Export* export) noexcept:
     cdef int held = export.held

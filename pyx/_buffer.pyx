@@ -211,8 +211,6 @@ cdef bint is_in_place(object obj) noexcept:
     return obj is None or obj is IN_PLACE or obj is mpi_in_place
 
 
-# ---- Python level
-
 KINDS = {HETCCL_MEM_HOST: "host", HETCCL_MEM_CUDA: "cuda", HETCCL_MEM_HIP: "hip", HETCCL_MEM_ONEAPI: "oneapi"}
 
 

@@ -1,4 +1,4 @@
-"""The public communicator."""
+"""The public communicator (layer L4)."""
 
 from libc.stdint cimport int64_t
 
@@ -16,7 +16,7 @@ cdef class Comm:
     cdef readonly tuple members
     cdef object membership
     cdef Executor executor
-    cdef list choices                    # [call * size + root] -> Choice, made when first needed
+    cdef list choices                    # [plan * size + root] -> Choice, made when first needed
     cdef Lock collective_lock
     cdef Lock send_lock
     cdef Lock recv_lock
@@ -27,8 +27,8 @@ cdef class Comm:
     cdef int usable(self, int call) except -1
     cdef int rank_of(self, object value, str argument) except -1
     cdef Choice choose(self, int call, int root, bint in_place)
-    cdef int collect(self, int call, int root, Span* send, Span* recv, int64_t count, Span* given, int op, bint in_place=*) except -1
-    cdef int compare(self, int call, int root, int64_t count, int dtype, int op, bint fortran) except -1
-    cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag) except -1
-    cdef int fill_recv(self, Exchange* exchange, Span* span, object source, object tag) except -1
+    cdef int collect(self, int call, int root, Span* send, Span* recv, int64_t count, Span* given, int op,
+                     bint in_place=*) except -1
+    cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag, str tag_name) except -1
+    cdef int fill_recv(self, Exchange* exchange, Span* span, object source, object tag, str tag_name) except -1
     cdef int talk(self, int call, Exchange* exchange, object status) except -1

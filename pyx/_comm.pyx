@@ -1,22 +1,23 @@
-"""Layer L4: the communicator that users hold. Methods only: read the arguments, refuse what is wrong, hand over to the executor.
+"""Layer L4: the communicator that users hold: reads the arguments, refuses what is wrong, hands over to the executor.
 
-The GIL is held while arguments are read and released while data move. Calls of one class of traffic (collectives, sends, receives) are
-serialised by a lock each, so that threads may share a communicator; the order in which threads enter must then be the same
-on all ranks, as in MPI.
+The GIL is held while arguments are read and released while data move. Calls of one class of traffic (collectives,
+sends, receives) are serialised by a lock each, so that threads may share a communicator; the order in which threads
+enter must then be the same on all ranks, as in MPI.
 """
 
 import os
 from operator import index
 
 from libc.limits cimport INT_MAX
-from libc.stdint cimport INT64_MAX, uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memset
 
 from hetccl._abi cimport HETCCL_AVG, HETCCL_MEM_HOST, HETCCL_UINT8
+from hetccl._agree cimport Signature, agree
 from hetccl._buffer cimport dtype_name, is_in_place, span_check_overlap, span_of, span_release
 from hetccl._exchange cimport ANY, REFUSED_TAG
 from hetccl._kernels cimport hetccl_reduce_fn, reduce_for
-from hetccl._op cimport op_code, op_name
+from hetccl._op cimport op_code
 
 from hetccl._executor import CALLS
 from hetccl._op import SUM
@@ -65,15 +66,6 @@ def end_of_mpi():
 os.register_at_fork(after_in_child=count_fork)
 
 
-ctypedef struct Signature:               # what all ranks must agree on; exchanged under HETCCL_CHECK
-    int64_t call
-    int64_t root
-    int64_t count
-    int64_t dtype
-    int64_t op
-    int64_t fortran
-
-
 cdef class Comm:
     """See hetccl.Comm, which adds how the ranks meet.
 
@@ -87,12 +79,13 @@ cdef class Comm:
         self.size = membership.size
         self.islands = membership.islands
         self.members = membership.members
-        self.executor = Executor(membership.segment, membership.settings.timeout, membership.settings.spin_us, membership.crowded)
+        settings = membership.settings
+        self.executor = Executor(membership.segment, settings.timeout, settings.spin_us, membership.crowded)
         self.choices = [None] * ((ALLTOALL_IN_PLACE + 1) * self.size)
         self.collective_lock = Lock()
         self.send_lock = Lock()
         self.recv_lock = Lock()
-        self.check = membership.settings.check
+        self.check = settings.check
         self.generation = forks
 
     def Allreduce(self, sendbuf, recvbuf, op=SUM, *, stream=None):
@@ -107,7 +100,8 @@ cdef class Comm:
         Source  : MPI 4.1, section 6.9.6
         """
         cdef Span send, recv
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(ALLREDUCE)
         refuse_stream(stream)
         try:
@@ -130,7 +124,8 @@ cdef class Comm:
         """
         cdef Span send, recv
         cdef Span* given = &send
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(REDUCE)
         refuse_stream(stream)
         cdef int to = self.rank_of(root, "root")
@@ -156,8 +151,8 @@ cdef class Comm:
         root, stream, Blocks, Raises : as Reduce
         Source  : MPI 4.1, section 6.4
         """
-        cdef Span span, none
-        clear(&span, &none)
+        cdef Span span
+        clear(&span)
         self.usable(BCAST)
         refuse_stream(stream)
         cdef int source = self.rank_of(root, "root")
@@ -178,7 +173,8 @@ cdef class Comm:
         """
         cdef Span send, recv
         cdef int64_t count
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(ALLGATHER)
         refuse_stream(stream)
         try:
@@ -206,7 +202,8 @@ cdef class Comm:
         cdef Span send, recv
         cdef int64_t count
         cdef bint in_place = is_in_place(sendbuf)
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(REDUCE_SCATTER_BLOCK)
         refuse_stream(stream)
         try:
@@ -231,7 +228,8 @@ cdef class Comm:
         """
         cdef Span send, recv
         cdef bint in_place = is_in_place(sendbuf)
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(ALLTOALL)
         refuse_stream(stream)
         try:
@@ -252,7 +250,8 @@ cdef class Comm:
         """
         cdef Span send, recv
         cdef char tokens[2]
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         self.usable(BARRIER)
         tokens[0] = tokens[1] = 0
         send.ptr, recv.ptr, recv.dtype, recv.itemsize = &tokens[0], &tokens[1], HETCCL_UINT8, 1
@@ -264,19 +263,20 @@ cdef class Comm:
         buf     : buffer or spec
         dest    : rank, or MPI.PROC_NULL (nothing is sent)
         tag     : 0..2^31-1
-        Blocks  : until buf may be changed; a message above 32 KiB waits for its receiver
+        Blocks  : until buf may be changed; a message above 32 KiB waits for its receiver, and so does a smaller one
+                  that finds no room in the ring
         Raises  : BufferError, TypeError, ValueError (dest, tag), HetcclError subclasses
         Source  : MPI 4.1, section 3.2.1
         """
-        cdef Span span, none
+        cdef Span span
         cdef Exchange exchange
-        clear(&span, &none)
+        clear(&span)
         memset(&exchange, 0, sizeof(exchange))
         self.usable(SEND)
         refuse_stream(stream)
         try:
             host_span(buf, &span, "buf", False, 1)
-            self.fill_send(&exchange, &span, dest, tag)
+            self.fill_send(&exchange, &span, dest, tag, "tag")
             self.talk(SEND, &exchange, None)
         finally:
             span_release(&span)
@@ -286,22 +286,23 @@ cdef class Comm:
 
         buf     : buffer or spec, at least as long as the message
         source  : rank, MPI.PROC_NULL, or MPI.ANY_SOURCE (the default)
-        tag     : 0..2^31-1, or MPI.ANY_TAG (the default); messages of one sender are received in the order they were sent
+        tag     : 0..2^31-1, or MPI.ANY_TAG (the default); messages of one sender are received in the order they were
+                  sent
         status  : MPI.Status to fill, or None
         Blocks  : until the message is there
-        Raises  : ValueError if the message at hand is longer than buf or, from a given source, has another tag (it stays there for the
-                  next Recv); else as Send
+        Raises  : ValueError if the message at hand is longer than buf or, from a given source, has another tag (it
+                  stays there for the next Recv); else as Send
         Source  : MPI 4.1, section 3.2.4
         """
-        cdef Span span, none
+        cdef Span span
         cdef Exchange exchange
-        clear(&span, &none)
+        clear(&span)
         memset(&exchange, 0, sizeof(exchange))
         self.usable(RECV)
         refuse_stream(stream)
         try:
             host_span(buf, &span, "buf", True, 1)
-            self.fill_recv(&exchange, &span, source, tag)
+            self.fill_recv(&exchange, &span, source, tag, "tag")
             self.talk(RECV, &exchange, status)
         finally:
             span_release(&span)
@@ -316,7 +317,8 @@ cdef class Comm:
         """
         cdef Span send, recv
         cdef Exchange exchange
-        clear(&send, &recv)
+        clear(&send)
+        clear(&recv)
         memset(&exchange, 0, sizeof(exchange))
         self.usable(SENDRECV)
         refuse_stream(stream)
@@ -324,8 +326,8 @@ cdef class Comm:
             host_span(sendbuf, &send, "sendbuf", False, 1)
             host_span(recvbuf, &recv, "recvbuf", True, 1)
             span_check_overlap(&send, &recv, "sendbuf", "recvbuf")
-            self.fill_send(&exchange, &send, dest, sendtag)
-            self.fill_recv(&exchange, &recv, source, recvtag)
+            self.fill_send(&exchange, &send, dest, sendtag, "sendtag")
+            self.fill_recv(&exchange, &recv, source, recvtag, "recvtag")
             self.talk(SENDRECV, &exchange, status)
         finally:
             span_release(&send)
@@ -340,24 +342,23 @@ cdef class Comm:
         return self.size
 
     def Free(self):
-        """Give back what the communicator holds; the MPI communicator underneath is not touched. Local; a second call does nothing.
+        """Give back what the communicator holds; the MPI communicator underneath is not touched.
 
-        Peers that still wait for this rank get PeerError. Calls of other threads are waited for.
+        Local; a second call does nothing. Peers that still wait for this rank get PeerError.
+        Blocks  : until the calls of other threads on this communicator have ended
         """
         if self.closed or self.generation != forks:
             return
-        self.send_lock.acquire()
+        held = []
         try:
-            self.recv_lock.acquire()
-            try:
-                self.collective_lock.acquire()
-                self.closed = True
-                self.executor.segment.close()
-                self.collective_lock.release()
-            finally:
-                self.recv_lock.release()
+            for lock in (self.collective_lock, self.send_lock, self.recv_lock):
+                (<Lock>lock).acquire()
+                held.append(lock)
+            self.closed = True
+            self.executor.segment.close()
         finally:
-            self.send_lock.release()
+            for lock in held:
+                (<Lock>lock).release()
 
     def __enter__(self):
         return self
@@ -385,7 +386,8 @@ cdef class Comm:
         if mpi_ended:
             raise CommClosed(f"{CALLS[call]}: MPI is finalized", call=CALLS[call])
         if self.generation != forks:
-            raise CommClosed(f"{CALLS[call]}: the communicator belongs to the parent of this forked process", call=CALLS[call])
+            raise CommClosed(f"{CALLS[call]}: the communicator belongs to the parent of this forked process",
+                             call=CALLS[call])
         return 0
 
     cdef int rank_of(self, object value, str argument) except -1:
@@ -405,51 +407,30 @@ cdef class Comm:
 
     cdef int collect(self, int call, int root, Span* send, Span* recv, int64_t count, Span* given, int op,
                      bint in_place=False) except -1:
-        """Run a collective on checked spans; a send span without address means that the input is where the output goes."""
+        """Run a collective on checked spans; a send span without address: the input is where the output goes."""
         cdef hetccl_reduce_fn reduce = NULL if op == NO_OP else reduce_for(given.dtype, op)
         cdef void* source = recv.ptr if send.ptr == NULL else send.ptr
         cdef size_t itemsize = given.itemsize
         cdef Choice choice = self.choose(call, root, in_place)
+        cdef Signature mine
         self.collective_lock.acquire()
         try:
             self.usable(call)
             self.executor.enter(call)
             if self.check:
-                self.compare(call, root, count, given.dtype, op, given.fortran)
+                mine.call, mine.root, mine.count = call, root, count
+                mine.dtype, mine.op, mine.fortran = given.dtype, op, given.fortran
+                agree(self.executor, self.choose(ALLGATHER, 0, False), &mine)
             self.executor.run(choice.pick(count * itemsize), call, source, recv.ptr, count, itemsize, reduce,
                               self.size if op == HETCCL_AVG else 0)
         finally:
             self.collective_lock.release()
         return 0
 
-    cdef int compare(self, int call, int root, int64_t count, int dtype, int op, bint fortran) except -1:
-        """HETCCL_CHECK: gather every rank's view of the call and refuse it on all ranks if they differ. No byte of the user's has moved."""
-        cdef Signature mine
-        mine.call, mine.root, mine.count, mine.dtype, mine.op, mine.fortran = call, root, count, dtype, op, fortran
-        everyone = bytearray(self.size * sizeof(Signature))
-        cdef Choice choice = self.choose(ALLGATHER, 0, False)
-        cdef Signature* views = <Signature*><char*>everyone
-        self.executor.run(choice.pick(sizeof(Signature)), call, &mine, views, sizeof(Signature), 1, NULL, 0)
-        differences = []
-        for title, values in (
-            ("collective", [CALLS[views[r].call] for r in range(self.size)]),
-            ("root", [views[r].root for r in range(self.size)]),
-            ("op", [op_name(views[r].op) for r in range(self.size)]),
-            ("dtype", [dtype_name(<int>views[r].dtype) for r in range(self.size)]),
-            ("count", [views[r].count for r in range(self.size)]),
-            ("memory order", ["F" if views[r].fortran else "C" for r in range(self.size)]),
-        ):
-            if len(set(values)) > 1:
-                ranks = {value: [r for r in range(self.size) if values[r] == value] for value in values}
-                differences.append(f"{title}: " + ", ".join(f"{value} on ranks {who}" for value, who in ranks.items()))
-        if differences:
-            raise ValueError(f"{CALLS[call]} on rank {self.rank}: the ranks do not agree (HETCCL_CHECK). " + "; ".join(differences))
-        return 0
-
-    cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag) except -1:
+    cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag, str tag_name) except -1:
         cdef int64_t number = index(tag)
         if not 0 <= number <= INT_MAX:
-            raise ValueError(f"tag: {number} is outside 0..{INT_MAX}")
+            raise ValueError(f"{tag_name}: {number} is outside 0..{INT_MAX}")
         if index(dest) == self.membership.proc_null:
             return 0
         exchange.dest = self.rank_of(dest, "dest")
@@ -459,10 +440,10 @@ cdef class Comm:
         exchange.outgoing.tag = <uint32_t>number
         return 0
 
-    cdef int fill_recv(self, Exchange* exchange, Span* span, object source, object tag) except -1:
+    cdef int fill_recv(self, Exchange* exchange, Span* span, object source, object tag, str tag_name) except -1:
         cdef int64_t number = ANY if tag is None or tag == self.membership.any_tag else index(tag)
         if number != ANY and not 0 <= number <= INT_MAX:
-            raise ValueError(f"tag: {number} is outside 0..{INT_MAX}")
+            raise ValueError(f"{tag_name}: {number} is outside 0..{INT_MAX}")
         exchange.tag = number
         if source is None or source == self.membership.any_source:
             exchange.source = ANY
@@ -493,12 +474,14 @@ cdef class Comm:
         finally:
             if call != RECV:
                 self.send_lock.release()
+        prefix = "recv" if call == SENDRECV else ""
         if exchange.refusal == REFUSED_TAG:
-            raise ValueError(f"{CALLS[call]}: tag: the next message from rank {exchange.source} has tag {exchange.refused_tag}, not "
-                             f"{exchange.tag}; messages of one sender are received in the order they were sent. It was left there")
+            raise ValueError(f"{CALLS[call]}: {prefix}tag: the next message from rank {exchange.source} has tag "
+                             f"{exchange.refused_tag}, not {exchange.tag}; messages of one sender are received in the "
+                             "order they were sent. It was left there")
         if exchange.refusal:
-            raise ValueError(f"{CALLS[call]}: buf: the message from rank {exchange.source} has {exchange.refused_nbytes} bytes, the "
-                             f"buffer {exchange.capacity}. It was left there")
+            raise ValueError(f"{CALLS[call]}: {prefix}buf: the message from rank {exchange.source} has "
+                             f"{exchange.refused_nbytes} bytes, the buffer {exchange.capacity}. It was left there")
         if status is not None and from_nobody:
             self.membership.fill_status(status, self.membership.proc_null, self.membership.any_tag, 0)
         elif status is not None:
@@ -506,9 +489,8 @@ cdef class Comm:
         return 0
 
 
-cdef inline void clear(Span* a, Span* b) noexcept:
-    memset(a, 0, sizeof(Span))
-    memset(b, 0, sizeof(Span))
+cdef inline void clear(Span* span) noexcept:
+    memset(span, 0, sizeof(Span))
 
 
 cdef inline int refuse_stream(object stream) except -1:
@@ -527,11 +509,12 @@ cdef inline int host_span(object obj, Span* span, str argument, bint writable, i
 cdef inline int match(Span* send, Span* recv, int64_t count) except -1:
     """Refuse a send buffer that does not go with the receive buffer; count: elements it must have."""
     if send.dtype != recv.dtype:
-        raise TypeError(f"sendbuf: is {dtype_name(send.dtype)}, recvbuf {dtype_name(recv.dtype)}; they must be the same")
+        theirs = dtype_name(recv.dtype)
+        raise TypeError(f"sendbuf: is {dtype_name(send.dtype)}, recvbuf {theirs}; they must be the same")
     if send.count != count:
         raise ValueError(f"sendbuf: has {send.count} elements where recvbuf's {recv.count} ask for {count}")
     if send.fortran != recv.fortran:
-        raise BufferError(f"sendbuf: is {'F' if send.fortran else 'C'}-contiguous, recvbuf is not: elements travel in memory order, so they "
-                          "would come out transposed; use numpy.ascontiguousarray")
+        raise BufferError(f"sendbuf: is {'F' if send.fortran else 'C'}-contiguous, recvbuf is not: elements travel in "
+                          "memory order, so they would come out transposed; use numpy.ascontiguousarray")
     span_check_overlap(send, recv, "sendbuf", "recvbuf")
     return 0

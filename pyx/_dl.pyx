@@ -101,7 +101,7 @@ cdef class Library:
 
 
 def _candidates(sonames, override, folders):
-    """(origin, path, extra flags) in the order of DESIGN: the process, the user's choice, wheels, the system."""
+    """(origin, path, extra flags) in the order of trial: the process, the user's choice, wheels, the system."""
     for soname in sonames:
         yield "process", soname, RTLD_NOLOAD
     if override is not None:

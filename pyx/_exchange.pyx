@@ -1,6 +1,7 @@
 """Layer L3: point-to-point calls over the links of their own class. Polled like a Run: no GIL, no lock, never waits.
 
-A message is chosen at the head of a link, by source and tag, and stays there if the call cannot take it, so that nothing is lost.
+A message is chosen at the head of a link, by source and tag, and stays there if the call cannot take it, so that
+nothing is lost.
 """
 
 from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_MOVED
@@ -51,7 +52,10 @@ cdef inline void match(Exchange* exchange) noexcept nogil:
 
 
 cdef inline void match_head(Exchange* exchange, int source, bint only) noexcept nogil:
-    """Take the message at the head of one link if it fits. A wrong tag is a refusal only where no other link can bring the right one."""
+    """Take the message at the head of one link if it fits.
+
+    A wrong tag is a refusal only where no other link can bring the right one.
+    """
     cdef Link* link = &exchange.recv_links[source]
     cdef size_t nbytes
     cdef uint32_t tag

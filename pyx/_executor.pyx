@@ -1,8 +1,8 @@
-"""Layer L3: runs one communicator's collectives and messages to their end; every wait of hetccl on host data is here.
+"""Layer L3: runs one communicator's collectives and messages to their end; all waits of hetccl on host data are here.
 
-A wait spins for microseconds, then yields the core, then sleeps on this rank's bell. Twenty times a second it looks around: has a rank broken
-the communicator, has a peer that holds the work up died, is there a signal for Python, is the time over. The GIL is never held
-while waiting. Callers hold the communicator's lock for the class of traffic.
+A wait spins for microseconds, then yields the core, then sleeps on this rank's bell. Twenty times a second it looks
+around: has a rank broken the communicator, has a peer that holds the work up died, is there a signal for Python, is the
+time over. The GIL is never held while waiting. Callers hold the communicator's lock for the class of traffic.
 """
 
 import os
@@ -45,22 +45,26 @@ cdef extern from "Python.h":
 
 
 # Names of the calls, for messages; a call is passed and published as its index.
-CALLS = ("Allreduce", "Reduce", "Bcast", "Allgather", "Reduce_scatter_block", "Alltoall", "Barrier", "Send", "Recv", "Sendrecv")
+CALLS = (
+    "Allreduce", "Reduce", "Bcast", "Allgather", "Reduce_scatter_block", "Alltoall", "Barrier",
+    "Send", "Recv", "Sendrecv",
+)
 
 cdef enum:
-    # Between two looks at faults, signals and the clock; also the longest sleep. Bounds the reaction to Ctrl-C and a dead peer.
+    # Between two looks at faults, signals and the clock; also the longest sleep. Bounds the reaction to Ctrl-C and to a
+    # dead peer.
     LOOK_NS = 50000000
     # Polls before the first look at the clock: about a microsecond on a free core.
     POLLS_BEFORE_CLOCK = 64
-    # Moves before a look at the clock: each may be 4 MiB.
+    # Moves before a look at the clock: each may be a few MiB.
     MOVES_BEFORE_CLOCK = 8
-    # Messages of ranks on cores of their own come within this; later, another program may want the core, and sched_yield
-    # costs nothing if none does.
+    # Messages of ranks on cores of their own come within this; later, another program may want the core, and
+    # sched_yield costs nothing if none does.
     SPIN_NS = 20000
     # Going to sleep and being woken costs 10 to 50 us; a rank that is a millisecond late is not worth a core.
     DEFAULT_AWAKE_US = 1000
-    # A portion of a large reduction. Smaller ones synchronise the ranks more often, larger ones have left the cache before the
-    # peers read them; measured on 2 to 8 ranks (docs/performance.md).
+    # A portion of a large reduction. Smaller ones synchronise the ranks more often, larger ones have left the cache
+    # before the peers read them; measured on 2 to 8 ranks (docs/performance.md).
     PORTION_BYTES = 8388608
 
 # Longer waits than this many seconds (285 years) do not fit into nanoseconds.
@@ -70,9 +74,11 @@ LONGEST_S = 9e9
 cdef class Executor:
     """Runs programs and exchanges over a segment's links.
 
-    segment : _shm.Segment, connected      timeout : seconds that a wait may last
+    segment : _shm.Segment, connected
+    timeout : seconds that a wait may last
     spin_us : microseconds that a wait stays awake before it sleeps, or None: DEFAULT_AWAKE_US
-    crowded : more ranks than cores; spinning would take the core from the rank that is waited for, so the wait yields it at once
+    crowded : more ranks than cores; spinning would take the core from the rank that is waited for, so the wait yields
+              it at once
     """
 
     def __cinit__(self, Segment segment not None, double timeout, spin_us, bint crowded):
@@ -103,7 +109,7 @@ cdef class Executor:
         free(self.operands)
 
     cdef int enter(self, int call) except -1:
-        """Publish that this rank has come to its next collective; a wait that times out names the ranks that have not."""
+        """Publish that this rank has come to its next collective: a late wait names the ranks that have not."""
         cdef hetccl_rank_block_t* mine = &self.segment.blocks[self.rank]
         if hetccl_load(&self.segment.header.fault) != 0:
             self.raise_fault(call, NULL)
@@ -145,14 +151,15 @@ cdef class Executor:
         return 0
 
     cdef int exchange(self, Exchange* exchange, int call) except -1:
-        """Run a send, a receive or both. Returns with exchange.refusal set if the message at hand was left where it is."""
+        """Run a send, a receive or both; exchange.refusal is set if the message at hand was left where it is."""
         cdef Link* links = self.links + 2 * POINT_TO_POINT * self.nranks
         cdef Wait wait
         if hetccl_load(&self.segment.header.fault) != 0:
             self.raise_fault(call, NULL)
         exchange.send_links, exchange.recv_links, exchange.nranks = links, links + self.nranks, self.nranks
         memset(&wait, 0, sizeof(wait))
-        wait.poll, wait.blockers, wait.work, wait.failure = exchange_poll, exchange_blockers, exchange, &exchange.failure
+        wait.poll, wait.blockers, wait.work = exchange_poll, exchange_blockers, exchange
+        wait.failure = &exchange.failure
         wait.call = call
         with nogil:
             self.wait(&wait)
@@ -180,7 +187,10 @@ cdef class Executor:
         return 0
 
     cdef int wait(self, Wait* wait) except -1 nogil:
-        """Poll the work until it is complete. An error here breaks the communicator for all ranks: the peers hold half of the work."""
+        """Poll the work until it is complete.
+
+        An error here breaks the communicator for all ranks: the peers hold half of the work.
+        """
         cdef int status, polls = 0, moves = 0
         while True:
             status = wait.poll(wait.work)
@@ -227,7 +237,7 @@ cdef class Executor:
         return status
 
     cdef int look_around(self, Wait* wait, int64_t now) except -1 nogil:
-        """Twenty times a second: is the communicator broken, is a blocking peer gone, is a signal pending, is the time over?"""
+        """Twenty times a second: is the communicator broken, a blocking peer gone, a signal pending, the time over?"""
         cdef int peer
         if wait.looked_ns == 0:
             wait.looked_ns = now
@@ -283,13 +293,15 @@ cdef class Executor:
                           call=call, rank=self.rank, peer=peers)
 
     cdef int raise_fault(self, int call, Wait* wait) except -1 with gil:
-        """Raise what the communicator's fault word says; wait: the call that it ends, NULL for one that has not begun."""
+        """Raise what the communicator's fault word says. wait: the call that it ends; NULL for one not begun."""
         cdef uint64_t fault = hetccl_load(&self.segment.header.fault)
-        reason, reporter, culprit = HETCCL_FAULT_REASON(fault), HETCCL_FAULT_REPORTER(fault), HETCCL_FAULT_CULPRIT(fault)
+        reason, reporter = HETCCL_FAULT_REASON(fault), HETCCL_FAULT_REPORTER(fault)
+        culprit = HETCCL_FAULT_CULPRIT(fault)
         name = CALLS[call]
         if reason == HETCCL_REASON_TIMEOUT:
             who = "this rank" if culprit == self.rank else f"rank {culprit}"
-            message = f"{name}: rank {reporter} gave up waiting for {who} (HETCCL_TIMEOUT); the communicator cannot be used any more"
+            message = (f"{name}: rank {reporter} gave up waiting for {who} (HETCCL_TIMEOUT); "
+                       "the communicator cannot be used any more")
             peers = (culprit,)
             # The one that gave up first may have waited for a rank that waits in turn: say for whom.
             own, why = self.outstanding(wait) if wait != NULL else ((), "")
@@ -297,10 +309,13 @@ cdef class Executor:
                 peers = own
                 message = f"{message}. Rank {self.rank}: {why}"
             raise CommTimeout(message, call=name, rank=self.rank, peer=peers)
-        what = {HETCCL_REASON_DEAD: f"rank {culprit} has ended (noticed by rank {reporter})",
-                HETCCL_REASON_FREED: f"rank {culprit} has freed the communicator, or its program ends (noticed by rank {reporter})",
-                HETCCL_REASON_LEFT: f"rank {culprit} left a call because of an error or an interrupt"}[reason]
-        raise PeerError(f"{name}: {what}; the communicator cannot be used any more", call=name, rank=self.rank, peer=culprit)
+        what = {
+            HETCCL_REASON_DEAD: f"has ended (noticed by rank {reporter})",
+            HETCCL_REASON_FREED: f"has freed the communicator, or its program ends (noticed by rank {reporter})",
+            HETCCL_REASON_LEFT: "left a call because of an error or an interrupt",
+        }[reason]
+        raise PeerError(f"{name}: rank {culprit} {what}; the communicator cannot be used any more",
+                        call=name, rank=self.rank, peer=culprit)
 
     cdef int raise_transport(self, Wait* wait, int status) except -1 with gil:
         cdef hetccl_msg_t* message = wait.failure.message
@@ -314,10 +329,11 @@ cdef class Executor:
         if status == HETCCL_ELENGTH:
             link = &self.links[(2 * COLLECTIVE + 1) * self.nranks + peer]
             link.ops.peek(link.state, &nbytes, &tag)
-            raise PeerError(f"{call}: rank {peer} sent {nbytes} bytes where rank {self.rank} expects {message.nbytes}: the ranks' counts, "
-                            "dtypes or calls differ (HETCCL_CHECK=1 tells which)", call=call, rank=self.rank, peer=peer)
-        raise LibraryError(f"{call}: reading {message.nbytes} bytes from rank {peer}'s memory: {os.strerror(message.error)} "
-                           "(HETCCL_SINGLE_COPY=off avoids process_vm_readv)",
+            raise PeerError(f"{call}: rank {peer} sent {nbytes} bytes where rank {self.rank} expects {message.nbytes}: "
+                            "the ranks' counts, dtypes or calls differ (HETCCL_CHECK=1 tells which)",
+                            call=call, rank=self.rank, peer=peer)
+        raise LibraryError(f"{call}: reading {message.nbytes} bytes from rank {peer}'s memory: "
+                           f"{os.strerror(message.error)} (HETCCL_SINGLE_COPY=off avoids process_vm_readv)",
                            call=call, code=message.error, rank=self.rank, peer=peer)
 
     cdef tuple outstanding(self, Wait* wait):
@@ -326,7 +342,7 @@ cdef class Executor:
         if absent:
             return absent, "; ".join(self.describe(peer) for peer in absent)
         peers = self.blockers(wait)
-        return peers, f"nothing came from ranks {list(peers)}"
+        return peers, f"no answer from ranks {list(peers)}" if peers else "nothing moved"
 
     cdef tuple blockers(self, Wait* wait):
         mask = bytearray(self.nranks)
@@ -334,9 +350,11 @@ cdef class Executor:
         return tuple(peer for peer in range(self.nranks) if mask[peer] and peer != self.rank)
 
     cdef tuple absent(self):
-        return tuple(peer for peer in range(self.nranks) if hetccl_load(&self.segment.blocks[peer].entered) < self.sequence)
+        cdef hetccl_rank_block_t* blocks = self.segment.blocks
+        return tuple(peer for peer in range(self.nranks) if hetccl_load(&blocks[peer].entered) < self.sequence)
 
     cdef str describe(self, int peer):
         cdef uint64_t entered = hetccl_load(&self.segment.blocks[peer].entered)
-        last = f"its last was {CALLS[self.segment.blocks[peer].call]}, number {entered}" if entered else "it has called none"
+        call = CALLS[self.segment.blocks[peer].call]
+        last = f"its last was {call}, number {entered}" if entered else "it has called none"
         return f"rank {peer} has not called collective number {self.sequence} of the communicator ({last})"

@@ -5,5 +5,4 @@ ctypedef void (*hetccl_reduce_fn)(
     void* dst, const void* const* sources, int nsources, size_t count, int divisor
 ) noexcept nogil
 
-cdef hetccl_reduce_fn reduce_for(int dtype, int op) noexcept nogil
-cdef bint supported(int op, int dtype) noexcept nogil
+cdef hetccl_reduce_fn reduce_for(int dtype, int op) noexcept nogil  # NULL where the op is not defined for the dtype

@@ -48,13 +48,10 @@ cdef hetccl_reduce_fn reduce_for(int dtype, int op) noexcept nogil:
     return table[op][dtype]
 
 
-cdef bint supported(int op, int dtype) noexcept nogil:
-    return reduce_for(dtype, op) != NULL
-
-
 def defined():
     """The (op, dtype) pairs, in the numbers of abi.h, that have a host reduction."""
-    return [(op, dtype) for op in range(HETCCL_NOPS) for dtype in range(HETCCL_NDTYPES) if supported(op, dtype)]
+    pairs = [(op, dtype) for op in range(HETCCL_NOPS) for dtype in range(HETCCL_NDTYPES)]
+    return [(op, dtype) for op, dtype in pairs if reduce_for(dtype, op) != NULL]
 
 
 def reduce(int op, int dtype, dst, list sources, int divisor=0, variant=None):

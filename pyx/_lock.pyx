@@ -1,4 +1,7 @@
-"""Layer L0: the lock of one class of traffic of a communicator. Taken with the GIL held; the GIL is released while waiting."""
+"""Layer L0: the lock of one class of traffic of a communicator.
+
+Taken with the GIL held; the GIL is released while waiting.
+"""
 
 cdef extern from "pythread.h" nogil:
     PyThread_type_lock PyThread_allocate_lock()
@@ -30,7 +33,7 @@ cdef class Lock:
             PyThread_free_lock(self.lock)
 
     cdef int acquire(self) except -1:
-        """Take the lock. RuntimeError if this thread has it: a signal handler called into a communicator that was waiting."""
+        """Take the lock. RuntimeError if this thread has it: a signal handler called into a communicator that waits."""
         cdef unsigned long me = PyThread_get_thread_ident()
         cdef int taken = PyThread_acquire_lock(self.lock, NOWAIT)
         if not taken and self.owner == me:

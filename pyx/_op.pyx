@@ -1,4 +1,7 @@
-"""Layer L2: the reduction ops that calls take, ours and MPI's. This module does not import mpi4py: bootstrap tells it what MPI's are."""
+"""Layer L2: the reduction ops that calls take, ours and MPI's. The GIL is held.
+
+This module does not import mpi4py: bootstrap tells it what MPI's are.
+"""
 
 from hetccl._abi cimport HETCCL_AVG, HETCCL_BOOL, HETCCL_MAX, HETCCL_MIN, HETCCL_PROD, HETCCL_SUM
 from hetccl._buffer cimport dtype_name
@@ -63,7 +66,8 @@ cdef Op from_mpi(object handle, int dtype):
     if handle in mpi_ops:
         return mpi_ops[handle]
     if handle not in mpi_ops_of_bool:
-        raise ValueError(f"op: this op of MPI's is not supported; {', '.join(OPS)} are, and {', '.join(OPS_OF_BOOL)} of bool")
+        ours, of_bool = ", ".join(OPS), ", ".join(OPS_OF_BOOL)
+        raise ValueError(f"op: this op of MPI's is not supported; {ours} are, and {of_bool} of bool")
     if dtype != HETCCL_BOOL:
         raise TypeError(f"op: MPI's logical ops are supported on bool alone, not on {dtype_name(dtype)}")
     return mpi_ops_of_bool[handle]

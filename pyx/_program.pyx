@@ -1,15 +1,15 @@
 """Layer L3: a plan compiled for one rank, and the state machine that runs it.
 
-run_poll() makes what progress it can and returns; it never waits, so that a caller's thread or a progress thread can drive it. A step
-starts when the steps in its `after` are complete; messages enter and leave each link in the order of the program, which is
-what matches them with the peer's. No GIL, no lock: one thread at a time.
+run_poll() makes what progress it can and returns; it never waits, so that a caller's thread or a progress thread can
+drive it. A step starts when the steps in its `after` are complete; messages enter and leave each link in the order of
+the program, which is what matches them with the peer's. No GIL, no lock: one thread at a time.
 """
 
 from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_MOVED, HETCCL_MSG_POSTED, HETCCL_ESYSTEM, HETCCL_EPEER
+from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_EPEER, HETCCL_ESYSTEM, HETCCL_MOVED, HETCCL_MSG_POSTED
 
 
 cdef extern from *:
@@ -39,7 +39,7 @@ cdef enum:
     STARTED = 1
     COMPLETE = 2
 
-# A Reduce returns to the other steps after this many chunks: about 1 ms.
+# A Reduce returns to the other steps after so many chunks of FETCH_BYTES: about 1 ms.
 cdef enum:
     CHUNKS_PER_POLL = 64
 
@@ -128,7 +128,10 @@ cdef class Program:
 
 
 cdef class Choice:
-    """Compiled plans of one collective and root. plans: [(largest message in bytes or None, hetccl.plan.Plan)], ascending."""
+    """Compiled plans of one collective and root.
+
+    plans : [(largest message in bytes, or None, hetccl.plan.Plan)], ascending
+    """
 
     def __cinit__(self, plans, int rank):
         if len(plans) > MAX_CHOICES:
@@ -316,7 +319,7 @@ cdef int advance_reduce(Run* run, Step* step) noexcept nogil:
 
 
 cdef inline int next_piece(Run* run, Step* step, hetccl_msg_t* messages, size_t* piece_p) noexcept nogil:
-    """Bytes that every source can give now. All pieces are whole elements: a cell's payload is a multiple of 16 bytes."""
+    """Bytes that every source can give now: whole elements, as a cell's payload is a multiple of 16 bytes."""
     cdef size_t piece = min(<size_t>FETCH_BYTES, messages[0].nbytes - messages[0].done)
     cdef int64_t available
     cdef Link* link
@@ -336,7 +339,7 @@ cdef inline int next_piece(Run* run, Step* step, hetccl_msg_t* messages, size_t*
 
 cdef inline int fetch_operands(Run* run, Step* step, hetccl_msg_t* messages, size_t piece) noexcept nogil:
     cdef Link* link
-    cdef int i
+    cdef int i, status
     for i in range(step.nsources):
         if step.sources[i].peer == NOBODY:
             run.operands[i] = messages[i].ptr + messages[i].done
@@ -344,7 +347,8 @@ cdef inline int fetch_operands(Run* run, Step* step, hetccl_msg_t* messages, siz
         link = &run.recv_links[step.sources[i].peer]
         run.operands[i] = link.ops.fetch(link.state, &messages[i], piece, run.fetch_scratch + <size_t>i * FETCH_BYTES)
         if run.operands[i] == NULL:
-            return fail(run, step.sources[i].peer, &messages[i], HETCCL_EPEER if messages[i].error == ESRCH else HETCCL_ESYSTEM)
+            status = HETCCL_EPEER if messages[i].error == ESRCH else HETCCL_ESYSTEM
+            return fail(run, step.sources[i].peer, &messages[i], status)
     return HETCCL_DONE
 
 

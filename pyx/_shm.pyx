@@ -1,8 +1,9 @@
 """Layer L2: the shared-memory segment of one communicator.
 
-Rank 0 creates an anonymous file (memfd); the others open it through /proc/<pid>/fd, so that there is no name in /dev/shm to leave
-behind and nobody without the user's own rights can open it. All functions hold the GIL unless marked nogil; bootstrap calls them in
-the order create, Segment(), probe_peers(), connect(), with an agreement of all ranks between any two.
+Rank 0 creates an anonymous file (memfd); the others open it through /proc/<pid>/fd, so that there is no name in
+/dev/shm to leave behind and nobody without the user's own rights can open it. All functions hold the GIL unless marked
+nogil; bootstrap calls them in the order create, Segment(), probe_peers(), connect(), with an agreement of all ranks
+between any two.
 """
 
 import fcntl
@@ -49,8 +50,8 @@ cdef extern from *:
 cdef enum:
     CELLS_PER_RING = 8
 
-# (most ranks, bytes of a cell): the rings of all ordered pairs together stay below 300 MiB of address space up to 64 ranks.
-# Memory is taken page by page as cells are first used.
+# (most ranks, bytes of a cell): the rings of all ordered pairs together stay below 300 MiB of address space up to 64
+# ranks. Memory is taken page by page as cells are first used.
 CELL_BYTES = ((8, 32768), (16, 16384), (32, 8192), (None, 4096))
 
 # Above this a message goes by address. One system call and a page walk cost about what copying this much twice does.
@@ -65,14 +66,14 @@ SECRET_BYTES = HETCCL_SHM_SECRET_BYTES
 
 
 def cell_bytes_for(int nranks, ring_bytes=None):
-    """Bytes of one cell: a share of the ring size that is asked for, in whole cache lines, or by the number of ranks."""
+    """Bytes of one cell: a share of the ring size asked for, in whole cache lines, or by the number of ranks."""
     if ring_bytes is None:
         return next(nbytes for most, nbytes in CELL_BYTES if most is None or nranks <= most)
     return max(2 * HETCCL_CACHE_LINE, ring_bytes // CELLS_PER_RING // HETCCL_CACHE_LINE * HETCCL_CACHE_LINE)
 
 
 def allow_peers_to_read():
-    """Let the user's other processes read this one's memory where yama restricts that to its parents (Ubuntu's default).
+    """Let the user's other processes read this one's memory where yama allows only its parents (Ubuntu's default).
 
     Without yama's ptrace_scope = 1 that is so anyway, and nothing is changed; 2 and 3 cannot be lifted by a process.
     Source : prctl(2), PR_SET_PTRACER; the kernel's Documentation/admin-guide/LSM/Yama.rst
@@ -145,11 +146,13 @@ cdef class Segment:
                 raise OSError(errno, f"mmap of {self.nbytes} bytes of shared memory: {os.strerror(errno)}")
         finally:
             os.close(fd)
-        self.base = <uint8_t*>base
         self.header = <hetccl_shm_header_t*>base
-        if (self.header.magic != HETCCL_SHM_MAGIC or memcmp(self.header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES) != 0
+        if (self.header.magic != HETCCL_SHM_MAGIC
+                or memcmp(self.header.secret, <const char*>secret, HETCCL_SHM_SECRET_BYTES) != 0
                 or self.header.nranks != <uint32_t>nranks or self.header.total_bytes != self.nbytes):
+            munmap(base, self.nbytes)
             raise LibraryError(f"{path} is not the segment that rank 0 announced")
+        self.base = <uint8_t*>base  # only now: what is not ours must not be told that this rank has left
         self.blocks = <hetccl_rank_block_t*>(self.base + hetccl_shm_blocks_at())
         self.links = <hetccl_shm_link_t*>calloc(4 * nranks, sizeof(hetccl_shm_link_t))
         if self.links == NULL:

@@ -66,7 +66,7 @@ def params(kinds):
     return [pytest.param(k, id=k.id, marks=pytest.mark.skipif(bool(k.missing), reason=k.missing)) for k in kinds]
 
 
-# ---- DLPack exporters made by hand, so that versions, flags and devices can be chosen and deleters counted
+# DLPack exporters made by hand, so that versions, flags and devices can be chosen and deleters counted
 
 C = ctypes
 PyCapsule_New = C.PYFUNCTYPE(C.py_object, C.c_void_p, C.c_char_p, C.c_void_p)(("PyCapsule_New", C.pythonapi))
@@ -239,9 +239,6 @@ class Cai:
         }
 
 
-# ---- the registry
-
-
 def flat(values):
     return np.asarray(values).reshape(-1, order="A")
 
@@ -280,7 +277,7 @@ def readonly(values):
 
 def misaligned(values):
     raw = bytearray(values.nbytes + 16)
-    start = 1 - np.frombuffer(raw, "u1").ctypes.data % 8 % 1
+    start = 1 - np.frombuffer(raw, "u1").ctypes.data % 2  # an odd address
     return np.frombuffer(raw, values.dtype, values.size, start)
 
 

@@ -121,8 +121,9 @@ class Job:
         script = self._dir / "rank.sh"
         script.write_text(_rank_script(self._dir, n, per_rank_env, keep_alive))
         self.args = [str(launcher.path), *launcher.options(keep_alive), "-n", str(n), "sh", str(script), *command]
-        # What the launcher and Open MPI keep in files goes with the job's own folder, also after SIGKILL. Open MPI (4: vader, 5: sm) names
-        # its shared memory by a short hash of the job, so that jobs running at once could meet in /dev/shm.
+        # What the launcher and Open MPI keep in files goes with the job's own folder, also after SIGKILL. Open MPI
+        # (4: vader, 5: sm) names its shared memory by a short hash of the job, so that jobs running at once could meet
+        # in /dev/shm.
         own = dict.fromkeys(("TMPDIR", *SHARED_MEMORY_FOLDERS), str(self._dir))
         environ = {**_environment(), **launcher.environment(), **env, **own, MARK: self._mark}
         with open(self._dir / "mpirun", "wb") as output:

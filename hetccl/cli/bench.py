@@ -15,8 +15,8 @@ import hetccl
 from hetccl.cli import job, report
 from hetccl.cli.collectives import COLLECTIVES, Side
 from hetccl.cli.measure import Bench
+from hetccl.config import UNITS
 
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DTYPES = (
     *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "bfloat16", "float32", "float64"),

@@ -154,6 +154,6 @@ def enough_cores(nranks, cores, quota):
     return Check(
         "cores",
         "warn",
-        f"{has}: waiting ranks sleep, so small messages are slower",
+        f"{has}: ranks take turns on a core, so small messages are slower",
         "start fewer ranks, or let them use more cores (mpirun --bind-to none)",
     )

@@ -20,8 +20,9 @@ static inline int64_t hetccl_now_ns(void) {
 /* /proc could not be asked: this process has no file descriptor left, say. */
 #define HETCCL_TICKS_UNKNOWN UINT64_MAX
 
-/* Start time of a process in clock ticks, 0 if there is none or it is a zombie: kill(pid, 0) cannot tell a zombie. Source: proc(5),
- * /proc/pid/stat; the fields are counted from the last ')' because the command name may hold anything. */
+/* Start time of a process in clock ticks, 0 if there is none or it is a zombie: kill(pid, 0) cannot tell a zombie.
+ * Source: proc(5), /proc/pid/stat; the fields are counted from the last ')' because the command name may hold
+ * anything. */
 static inline uint64_t hetccl_process_start_ticks(int64_t pid) {
     char path[32], text[1024];
     snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);

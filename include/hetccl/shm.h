@@ -1,10 +1,10 @@
 /* The shared-memory transport (layer L2): one ring of cells per ordered pair of ranks and class of traffic.
  *
  * The producer writes payload and header, then publishes the cell by storing its sequence number (release); the consumer
- * polls that number, so that a small message costs one cache line. The consumer gives cells back by storing its position in
- * `tail`. A message of more than `eager_max` bytes is one cell with the sender's address where the kernel lets the receiver
- * read it (process_vm_readv): a single copy; the cell's release tells the sender that its memory was read. Otherwise it is
- * streamed through the cells.
+ * polls that number, so that a small message costs one cache line. The consumer gives cells back by storing its position
+ * in `tail`. A message of more than `eager_max` bytes is one cell with the sender's address where the kernel lets the
+ * receiver read it (process_vm_readv): a single copy; the cell's release tells the sender that its memory was read.
+ * Otherwise it is streamed through the cells.
  *
  * Whoever waits sleeps on its own bell, a futex. Publishing and releasing ring it only if somebody sleeps there; the
  * full fences make "I published, do you sleep?" and "I sleep, did you publish?" see each other (Dekker). */
@@ -68,7 +68,12 @@ typedef struct hetccl_shm_header {
 } hetccl_shm_header_t;
 
 /* The fault word: the first rank that gives up writes it, all others read it. */
-enum hetccl_reason { HETCCL_REASON_DEAD = 1, HETCCL_REASON_LEFT = 2, HETCCL_REASON_TIMEOUT = 3, HETCCL_REASON_FREED = 4 };
+enum hetccl_reason {
+    HETCCL_REASON_DEAD = 1,
+    HETCCL_REASON_LEFT = 2,
+    HETCCL_REASON_TIMEOUT = 3,
+    HETCCL_REASON_FREED = 4,
+};
 #define HETCCL_FAULT(reason, reporter, culprit) \
     ((uint64_t)(reason) << 56 | (uint64_t)(uint32_t)(reporter) << 28 | (uint64_t)(uint32_t)(culprit))
 #define HETCCL_FAULT_REASON(fault) ((int)((fault) >> 56))
@@ -92,8 +97,14 @@ typedef struct hetccl_shm_link {
 static inline size_t hetccl_round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 /* Layout: header | rank blocks | tails | readable matrix | cells. Two classes (0 collectives, 1 point to point). */
-static inline size_t hetccl_shm_blocks_at(void) { return hetccl_round_up(sizeof(hetccl_shm_header_t), HETCCL_CACHE_LINE); }
-static inline size_t hetccl_shm_tails_at(size_t nranks) { return hetccl_shm_blocks_at() + nranks * sizeof(hetccl_rank_block_t); }
+static inline size_t hetccl_shm_blocks_at(void) {
+    return hetccl_round_up(sizeof(hetccl_shm_header_t), HETCCL_CACHE_LINE);
+}
+
+static inline size_t hetccl_shm_tails_at(size_t nranks) {
+    return hetccl_shm_blocks_at() + nranks * sizeof(hetccl_rank_block_t);
+}
+
 static inline size_t hetccl_shm_readable_at(size_t nranks) {
     return hetccl_shm_tails_at(nranks) + 2 * nranks * nranks * HETCCL_CACHE_LINE;
 }
@@ -125,13 +136,17 @@ static inline void hetccl_bell_sleep(hetccl_rank_block_t *block, uint32_t bell, 
     syscall(SYS_futex, &block->bell, FUTEX_WAIT, bell, &timeout, NULL, 0);
 }
 
-static inline void hetccl_bell_disarm(hetccl_rank_block_t *block) { __atomic_fetch_sub(&block->sleepers, 1, __ATOMIC_SEQ_CST); }
+static inline void hetccl_bell_disarm(hetccl_rank_block_t *block) {
+    __atomic_fetch_sub(&block->sleepers, 1, __ATOMIC_SEQ_CST);
+}
 
 static inline hetccl_cell_t *hetccl_shm_cell(hetccl_shm_link_t *link, uint64_t position) {
     return (hetccl_cell_t *)(link->cells + (position & (link->ncells - 1)) * link->cell_bytes);
 }
 
-static inline size_t hetccl_shm_payload_bytes(const hetccl_shm_link_t *link) { return link->cell_bytes - sizeof(hetccl_cell_t); }
+static inline size_t hetccl_shm_payload_bytes(const hetccl_shm_link_t *link) {
+    return link->cell_bytes - sizeof(hetccl_cell_t);
+}
 
 /* The next cell to fill, or NULL while the consumer holds them all. */
 static inline hetccl_cell_t *hetccl_shm_free_cell(hetccl_shm_link_t *link) {
@@ -142,7 +157,8 @@ static inline hetccl_cell_t *hetccl_shm_free_cell(hetccl_shm_link_t *link) {
     return hetccl_shm_cell(link, link->position);
 }
 
-static inline void hetccl_shm_publish(hetccl_shm_link_t *link, hetccl_cell_t *cell, const hetccl_msg_t *msg, uint32_t kind) {
+static inline void hetccl_shm_publish(hetccl_shm_link_t *link, hetccl_cell_t *cell, const hetccl_msg_t *msg,
+                                      uint32_t kind) {
     cell->nbytes = msg->nbytes;
     cell->kind = kind;
     cell->tag = msg->tag;
@@ -212,7 +228,8 @@ static int64_t hetccl_shm_available(void *state, hetccl_msg_t *msg) {
     return (int64_t)(left < in_cell ? left : in_cell);
 }
 
-static int hetccl_shm_read_peer(hetccl_shm_link_t *link, hetccl_msg_t *msg, void *dst, uint64_t address, size_t nbytes) {
+static int hetccl_shm_read_peer(hetccl_shm_link_t *link, hetccl_msg_t *msg, void *dst, uint64_t address,
+                                size_t nbytes) {
     size_t done = 0;
     while (done < nbytes) {
         struct iovec local = {(uint8_t *)dst + done, nbytes - done};

@@ -1,6 +1,7 @@
 /* What a transport offers the executor (layer L2). One link is one direction of one pair of ranks: a FIFO of messages.
  * The executor polls; no function here blocks, allocates, takes a lock, or touches Python. Each answers with a positive
- * number (done, or bytes), HETCCL_AGAIN, or a negative fault. A link is used by one thread at a time (the caller's lock). */
+ * number (done, or bytes), HETCCL_AGAIN, or a negative fault. A link is used by one thread at a time (the caller's
+ * lock). */
 #ifndef HETCCL_TRANSPORT_H
 #define HETCCL_TRANSPORT_H
 
@@ -32,14 +33,15 @@ typedef struct hetccl_msg {
 
 typedef struct hetccl_transport {
     const char *name;
-    /* Moves as much of the message as goes now. DONE: the source may be overwritten. A message in state POSTED no longer
-     * holds up the next one on the link. */
+    /* Moves as much of the message as goes now. DONE: the source may be overwritten. A message in state POSTED no
+     * longer holds up the next one on the link. */
     int (*send)(void *link, hetccl_msg_t *msg);
     /* Moves what has come into msg->ptr, MOVED after a bounded piece. DONE: all nbytes are there. */
     int (*recv)(void *link, hetccl_msg_t *msg);
     /* Bytes of the message that can be fetched now in one piece, HETCCL_AGAIN if none. */
     int64_t (*available)(void *link, hetccl_msg_t *msg);
-    /* The next nbytes (<= available) bytes: in the transport's own memory, or copied to scratch. NULL: see msg->error. */
+    /* The next nbytes (<= available) bytes: in the transport's own memory, or copied to scratch. NULL: see
+     * msg->error. */
     const void *(*fetch)(void *link, hetccl_msg_t *msg, size_t nbytes, void *scratch);
     /* Gives back what fetch() handed out. */
     void (*consume)(void *link, hetccl_msg_t *msg, size_t nbytes);

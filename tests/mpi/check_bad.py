@@ -1,5 +1,7 @@
 """Bad input gets a clear error on every rank before any byte moves, and the communicator goes on working."""
 
+import os
+
 import numpy as np
 from mpi4py import MPI
 from support import Guarded, equal, raises, run_checks, still_works
@@ -267,6 +269,17 @@ def check_not_a_communicator(comm):
         hetccl.Comm(freed)
     with raises(TypeError):
         hetccl.Comm()
+    still_works(comm)
+
+
+def check_unknown_algorithm(comm):
+    """A name that no collective has is refused, not taken for the default."""
+    os.environ["HETCCL_ALGORITHM"] = "hierarchic"
+    try:
+        with raises(hetccl.HetcclError, names=("HETCCL_ALGORITHM", "hierarchical")):
+            hetccl.Comm(WORLD)
+    finally:
+        del os.environ["HETCCL_ALGORITHM"]
     still_works(comm)
 
 

@@ -23,7 +23,8 @@ MEDIUM = 65537
 LARGE = 1_000_003
 COUNTS = (*SMALL, MEDIUM, LARGE)
 
-# How much is run: what `make test` affords on every layout, the whole product, or a sample for other ways through the code.
+# How much is run: what `make test` affords on every layout, the whole product, or a sample for other ways through the
+# code.
 QUICK, FULL, BRIEF = "quick", "full", "brief"
 BRIEF_OPS = {("int32", "SUM"), ("int32", "move"), ("float32", "AVG"), ("bfloat16", "MAX")}
 

@@ -1,9 +1,9 @@
-"""The other ways through the engine give the same results: copies instead of one, small rings, sleeping at once, checking every
-call, and every algorithm that a communicator would not choose for these ranks by itself."""
+"""The other ways through the engine give the same results: two copies instead of one, small rings, sleeping at once,
+checking every call, and every algorithm that a communicator would not choose for these ranks by itself."""
 
 import pytest
-from hetccl.plan import algorithms, steps
 
+from hetccl.plan import algorithms, steps
 from mpi import jobs, matrix
 
 # Islands that are unequal, that are interleaved, and one alone.

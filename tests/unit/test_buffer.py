@@ -8,9 +8,9 @@ import weakref
 
 import numpy as np
 import pytest
-from hetccl._buffer import check_overlap, describe
 
 from buffers import REAL_DTYPES, RECEIVERS, REFUSED, SENDERS, flat, ml_dtypes, params
+from hetccl._buffer import check_overlap, describe
 
 DTYPES = [*REAL_DTYPES, "bool", "longdouble", "complex64", "complex128"]
 ML_DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2"] if ml_dtypes else []
@@ -133,9 +133,6 @@ def test_a_numpy_dtype_is_judged_by_its_byte_order_each_time():
     assert describe(np.zeros(2, "f4"))["dtype"] == "float32"
 
 
-# ---- overlap
-
-
 def test_overlap():
     array = np.zeros(10, "f4")
     for send, recv in [(array, array), (array[:6], array[5:]), (array[2:4], array), (array, array[3:4])]:
@@ -146,9 +143,6 @@ def test_overlap():
     check_overlap(array[:0], array)
     check_overlap(array, array[4:4])
     check_overlap([array, 4], [array, (6, 4)])
-
-
-# ---- lifetimes
 
 
 @pytest.mark.parametrize("kind", params(SENDERS))

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hetccl._buffer import check_overlap, describe
 
 import buffers
 from buffers import (
@@ -21,6 +20,7 @@ from buffers import (
     params,
     torch,
 )
+from hetccl._buffer import check_overlap, describe
 
 NO_SYNC = -1
 
@@ -168,9 +168,6 @@ def test_memory_that_is_not_there():
         describe(Null(np.arange(6)))
 
 
-# ---- exchange table
-
-
 def test_exchange_table_borrows_to_send_and_owns_to_receive():
     obj = DlpackC(np.arange(6, dtype="f4"))
     assert describe(obj)["ptr"] == obj.values.ctypes.data
@@ -198,9 +195,6 @@ def test_exchange_table_of_a_newer_major_is_searched_for_ours():
     obj = exchange_class(exchange_table(2))(np.zeros(2))
     obj.__class__.__dlpack__ = Dlpack0.__dlpack__
     assert describe(obj)["count"] == 2 and obj.calls == [{"stream": None}]
-
-
-# ---- __cuda_array_interface__
 
 
 @pytest.mark.parametrize("kind", params(DEVICES))
@@ -254,8 +248,6 @@ def test_cai_bfloat16_by_its_dtype():
     obj.dtype = values.dtype
     assert describe(obj)["dtype"] == "bfloat16"
 
-
-# ---- torch and JAX themselves
 
 needs_torch = pytest.mark.skipif(torch is None, reason="torch is not installed")
 

@@ -4,9 +4,9 @@ import ctypes
 
 import numpy as np
 import pytest
-from hetccl._buffer import describe, register_mpi
 
 from buffers import Cai, Dlpack1, ml_dtypes
+from hetccl._buffer import describe, register_mpi
 
 MPI = pytest.importorskip("mpi4py.MPI", reason="mpi4py or the MPI library is not installed")
 

@@ -4,6 +4,7 @@ import os
 import stat
 
 import pytest
+
 from hetccl import _shm
 from hetccl.errors import LibraryError
 
