@@ -99,14 +99,11 @@ def join(comm):
     _watch_the_end()
     settings, member, trouble = _describe_self()
     meeting = _Meeting(comm, (settings or config.Config()).timeout)
-    secret, fd, path = None, None, None
+    secret = fd = path = None
     if comm.rank == 0 and not trouble:
-        try:
-            secret, fd, path = _offer_segment(comm, settings.ring_bytes)
-        except OSError as error:
-            trouble = f"{type(error).__name__}: {error}"
+        secret, fd, path, trouble = _offer_segment(comm, settings.ring_bytes)
     try:
-        cards = meeting.allgather((trouble, VERSION, member, secret, path))
+        cards = meeting.allgather((trouble, VERSION, member, secret, path, settings))
         _raise_if_any(comm, [card[0] for card in cards])
         members = tuple(card[2] for card in cards)
         _check_alike(cards, members)
@@ -195,9 +192,13 @@ def _check_algorithm(name):
 
 
 def _offer_segment(comm, ring_bytes):
+    """(secret, fd, path, None), or Nones and what is wrong: the others must hear of it, not wait."""
     secret = os.urandom(_shm.SECRET_BYTES)
-    fd = _shm.create(comm.size, secret, ring_bytes)
-    return secret, fd, f"/proc/{os.getpid()}/fd/{fd}"
+    try:
+        fd = _shm.create(comm.size, secret, ring_bytes)
+    except (OSError, ValueError) as error:
+        return None, None, None, f"{type(error).__name__}: {error}"
+    return secret, fd, f"/proc/{os.getpid()}/fd/{fd}", None
 
 
 def _attach(meeting, comm, path, secret, single_copy):
@@ -240,6 +241,14 @@ def _check_alike(cards, members):
         versions.setdefault(card[1], []).append(rank)
     if len(versions) > 1:
         raise HetcclError(f"Comm: ranks run different versions of hetccl: {versions}", call="Comm")
+    # A rank with another plan, or another idea of whether calls are compared first, would take its peers' bytes for something else.
+    for name in ("algorithm", "check"):
+        choices = {}
+        for rank, card in enumerate(cards):
+            choices.setdefault(getattr(card[5], name), []).append(rank)
+        if len(choices) > 1:
+            ranks = ", ".join(f"{value} on ranks {who}" for value, who in choices.items())
+            raise HetcclError(f"Comm: {config.PREFIX}{name.upper()} differs: {ranks}", call="Comm")
     far = [rank for rank, member in enumerate(members) if not member.shares_memory(members[0])]
     if far:
         machines = {}

@@ -78,11 +78,11 @@ cdef inline void match_head(Exchange* exchange, int source, bint only) noexcept 
 
 
 cdef void exchange_blockers(void* work, uint8_t* mask) noexcept nogil:
-    """Mark the peers that the call waits for."""
+    """Mark the peers that the call waits for: 1, or 2 where any one of those will do."""
     cdef Exchange* exchange = <Exchange*>work
     cdef int peer
-    if exchange.sending:
-        mask[exchange.dest] = 1
     if exchange.receiving:
         for peer in range(exchange.nranks):
-            mask[peer] = mask[peer] or exchange.source == ANY or exchange.source == peer
+            mask[peer] = 2 if exchange.source == ANY else exchange.source == peer
+    if exchange.sending:
+        mask[exchange.dest] = 1

@@ -19,7 +19,6 @@ ctypedef struct Wait:                    # one blocking call: what it polls, and
     Failure* failure                     # of the work
     int call                             # index into CALLS
     bint collective
-    bint any_peer                        # one live peer among the blockers is enough to go on waiting
     int64_t idle_ns                      # since when nothing has moved; 0 while something does
     int64_t looked_ns                    # when faults and signals were last looked at
 

@@ -71,6 +71,9 @@ cdef enum:
     # before the peers read them; measured on 2 to 8 ranks (docs/performance.md).
     PORTION_BYTES = 8388608
 
+# Longer waits than this many seconds (285 years) do not fit into nanoseconds.
+LONGEST_S = 9e9
+
 
 cdef class Executor:
     """Runs programs and exchanges over a segment's links.
@@ -88,8 +91,8 @@ cdef class Executor:
         self.segment = segment
         self.rank = segment.rank
         self.nranks = segment.nranks
-        self.timeout_ns = <int64_t>(timeout * 1e9)
-        self.awake_ns = 1000 * <int64_t>(DEFAULT_AWAKE_US if spin_us is None else spin_us)
+        self.timeout_ns = <int64_t>(min(timeout, LONGEST_S) * 1e9)
+        self.awake_ns = <int64_t>(1000 * min(DEFAULT_AWAKE_US if spin_us is None else spin_us, <int64_t>(LONGEST_S * 1e6)))
         self.spin_ns = 0 if crowded else min(self.awake_ns, <int64_t>SPIN_NS)
         self.links = <Link*>calloc(4 * self.nranks, sizeof(Link))
         self.turns = <int*>calloc(2 * self.nranks, sizeof(int))
@@ -131,7 +134,12 @@ cdef class Executor:
         cdef Run run
         cdef Wait wait
         portion = min(portion, count)
-        self.reserve(program, <size_t>portion * itemsize)
+        try:
+            self.reserve(program, <size_t>portion * itemsize)
+        except MemoryError:
+            # The peers are in this collective already, and would take this rank's next one for its part of it.
+            self.segment.raise_fault(HETCCL_REASON_LEFT, self.rank)
+            raise
         run.base[0], run.base[1], run.base[2] = <uint8_t*>source, <uint8_t*>target, self.scratch
         run.unit_stride[0], run.unit_stride[1], run.unit_stride[2] = count, count, portion
         run.skip[0], run.skip[1], run.skip[2] = 0, 0, 0
@@ -161,7 +169,7 @@ cdef class Executor:
         memset(&wait, 0, sizeof(wait))
         wait.poll, wait.blockers, wait.work = exchange_poll, exchange_blockers, exchange
         wait.failure = &exchange.failure
-        wait.call, wait.any_peer = call, exchange.receiving and exchange.source < 0
+        wait.call = call
         with nogil:
             self.wait(&wait)
         return 0
@@ -262,7 +270,7 @@ cdef class Executor:
     cdef int lost_peer(self, Wait* wait) except -100 nogil:
         """A peer that holds the work up and has ended or freed the communicator; NOBODY if there is none."""
         cdef uint8_t* mask = <uint8_t*>calloc(self.nranks, 1)
-        cdef int peer, lost = NOBODY
+        cdef int peer, lost = NOBODY, candidate = NOBODY
         cdef bint gone, waiting = False
         if mask == NULL:
             return NOBODY
@@ -270,10 +278,14 @@ cdef class Executor:
         for peer in range(self.nranks):
             if mask[peer] and peer != self.rank:
                 gone = self.segment.blocks[peer].state == HETCCL_RANK_FREED or self.segment.is_gone(peer)
-                lost = peer if gone else lost
-                waiting = waiting or not gone
+                if gone and mask[peer] == 1:
+                    lost = peer
+                elif gone:
+                    candidate = peer
+                else:
+                    waiting = waiting or mask[peer] == 2
         free(mask)
-        return NOBODY if wait.any_peer and waiting else lost
+        return candidate if lost == NOBODY and not waiting else lost
 
     cdef int raise_lost(self, Wait* wait, int peer) except -1 with gil:
         freed = self.segment.blocks[peer].state == HETCCL_RANK_FREED

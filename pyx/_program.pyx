@@ -366,7 +366,10 @@ cdef inline void consume_operands(Run* run, Step* step, hetccl_msg_t* messages, 
 
 
 cdef void run_blockers(void* work, uint8_t* mask) noexcept nogil:
-    """Mark the peers whose part is missing for a started step to go on."""
+    """Mark the peers whose part is missing for a started step to go on.
+
+    A message that waits for its turn on a link waits for no peer: the sender may have ended, its part all in the ring.
+    """
     cdef Run* run = <Run*>work
     cdef hetccl_msg_t* messages
     cdef Link* link
@@ -377,11 +380,13 @@ cdef void run_blockers(void* work, uint8_t* mask) noexcept nogil:
         messages = &run.messages[step.message]
         if run.states[i] != STARTED:
             continue
-        if step.kind == SEND or step.kind == RECV:
-            mask[step.peer] = 1
+        if step.kind == SEND:
+            mask[step.peer] |= messages.state == HETCCL_MSG_POSTED or run.sent[step.peer] == step.turn
+        elif step.kind == RECV:
+            mask[step.peer] |= run.received[step.peer] == step.turn
         elif step.kind == REDUCE:
             for j in range(step.nsources):
-                if step.sources[j].peer != NOBODY:
+                if step.sources[j].peer != NOBODY and run.received[step.sources[j].peer] == step.sources[j].turn:
                     link = &run.recv_links[step.sources[j].peer]
                     if link.ops.available(link.state, &messages[j]) == HETCCL_AGAIN:
                         mask[step.sources[j].peer] = 1

@@ -40,6 +40,7 @@ cdef extern from "hetccl/transport.h" nogil:
 cdef extern from "hetccl/process.h" nogil:
     int64_t hetccl_now_ns()
     uint64_t hetccl_process_start_ticks(int64_t pid)
+    uint64_t HETCCL_TICKS_UNKNOWN
 
 
 cdef extern from "hetccl/shm.h" nogil:

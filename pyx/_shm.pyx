@@ -58,6 +58,9 @@ CELL_BYTES = ((8, 32768), (16, 16384), (32, 8192), (None, 4096))
 EAGER_MAX_BYTES = 32768
 
 
+# All rings of a segment together: the sums of its layout stay far below 2^63.
+MOST_RING_BYTES = 1 << 60
+
 # A job's secret has so many bytes.
 SECRET_BYTES = HETCCL_SHM_SECRET_BYTES
 
@@ -91,9 +94,11 @@ def create(int nranks, bytes secret not None, ring_bytes=None):
     secret     : 16 bytes that all of them know
     ring_bytes : size of the ring of each ordered pair, or None: chosen by nranks
     Returns: file descriptor, to be closed once every rank has mapped the file
-    Raises : OSError
+    Raises : OSError, ValueError (ring_bytes)
     Source : memfd_create(2); the seals keep a peer from truncating the file under the others
     """
+    if ring_bytes is not None and 2 * nranks * nranks * ring_bytes > MOST_RING_BYTES:
+        raise ValueError(f"HETCCL_RING_BYTES: {ring_bytes} bytes for each pair of {nranks} ranks are more than a file can have")
     cdef size_t cell_bytes = cell_bytes_for(nranks, ring_bytes)
     cdef size_t nbytes = hetccl_shm_total(nranks, CELLS_PER_RING, cell_bytes)
     cdef hetccl_shm_header_t header
@@ -225,7 +230,7 @@ cdef class Segment:
     def __dealloc__(self):
         free(self.links)
         if self.base != NULL:
-            if getpid() == self.owner_pid:
+            if self.blocks != NULL and getpid() == self.owner_pid:
                 self.blocks[self.rank].state = HETCCL_RANK_FREED
             munmap(self.base, self.nbytes)
 
@@ -242,4 +247,5 @@ cdef class Segment:
 
     cdef bint is_gone(self, int peer) noexcept nogil:
         """Whether the peer's process has ended. One read of /proc: for the slow part of a wait."""
-        return hetccl_process_start_ticks(self.blocks[peer].pid) != self.blocks[peer].start_ticks
+        cdef uint64_t ticks = hetccl_process_start_ticks(self.blocks[peer].pid)
+        return ticks != HETCCL_TICKS_UNKNOWN and ticks != self.blocks[peer].start_ticks

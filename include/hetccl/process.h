@@ -2,6 +2,7 @@
 #ifndef HETCCL_PROCESS_H
 #define HETCCL_PROCESS_H
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,6 +17,9 @@ static inline int64_t hetccl_now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* /proc could not be asked: this process has no file descriptor left, say. */
+#define HETCCL_TICKS_UNKNOWN UINT64_MAX
+
 /* Start time of a process in clock ticks, 0 if there is none or it is a zombie: kill(pid, 0) cannot tell a zombie.
  * Source: proc(5), /proc/pid/stat; the fields are counted from the last ')' because the command name may hold
  * anything. */
@@ -23,7 +27,7 @@ static inline uint64_t hetccl_process_start_ticks(int64_t pid) {
     char path[32], text[1024];
     snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
+    if (fd < 0) return errno == ENOENT || errno == ESRCH ? 0 : HETCCL_TICKS_UNKNOWN;
     ssize_t nbytes = read(fd, text, sizeof text - 1);
     close(fd);
     if (nbytes <= 0) return 0;

@@ -1,8 +1,10 @@
 """Threads, forks, garbage and many communicators: what a long-lived program does around its collectives."""
 
+import errno
 import gc
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -249,6 +251,113 @@ def check_many_small_allreduces(comm):
     grown = resident_bytes() - memory
     assert grown < 1 << 20, f"{grown} bytes more after {(batch - 2) * 5000} calls"
     equal(out, np.full(2, float(SIZE)))
+
+
+def check_free_waits_for_other_threads(comm):
+    """Free in one thread while another receives: the memory stays mapped until that call is over."""
+    mine = make_comm()
+    out = np.zeros(3)
+    if RANK == 0:
+        receiver = threading.Thread(target=mine.Recv, args=(out, SIZE - 1))
+        receiver.start()
+        time.sleep(WAIT_S / 2)
+        mine.Free()
+        receiver.join()
+        equal(out, np.arange(3.0))
+    elif RANK == SIZE - 1:
+        time.sleep(WAIT_S)
+        mine.Send(np.arange(3.0), 0)
+    comm.Barrier()
+    mine.Free()
+
+
+def check_no_descriptor_left(comm):
+    """A process that can open no file any more does not take its peers for dead."""
+    opened = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if RANK == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
+        try:
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            assert error.errno == errno.EMFILE and opened, error
+    if RANK == SIZE - 1:
+        time.sleep(WAIT_S)
+    try:
+        comm.Barrier()
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    still_works(comm)
+
+
+def build_fails(text):
+    """Whether a communicator cannot be built, and the reason has this text."""
+    try:
+        make_comm().Free()
+    except hetccl.HetcclError as error:
+        return not isinstance(error, TimeoutError) and text in str(error)
+    return False
+
+
+def check_settings_that_differ(comm):
+    """Ranks that would run another plan, or compare calls where others do not, are told when they meet."""
+    for name, value in (("HETCCL_ALGORITHM", "ring"), ("HETCCL_CHECK", str(1 - int(os.environ.get("HETCCL_CHECK", "0"))))):
+        before = os.environ.get(name)
+        if RANK == 0:
+            os.environ[name] = value
+        try:
+            assert build_fails(f"{name} differs"), name
+        finally:
+            if RANK == 0:
+                os.environ.pop(name)
+                os.environ.update({name: before} if before is not None else {})
+    still_works(comm)
+
+
+def check_time_out_of_centuries(comm):
+    """HETCCL_TIMEOUT beyond what nanoseconds can count is a long time, not none."""
+    before = os.environ.get("HETCCL_TIMEOUT")
+    os.environ["HETCCL_TIMEOUT"] = "1e10"
+    try:
+        mine = make_comm()
+    finally:
+        os.environ.pop("HETCCL_TIMEOUT")
+        os.environ.update({"HETCCL_TIMEOUT": before} if before is not None else {})
+    if RANK == SIZE - 1:
+        time.sleep(WAIT_S)
+    still_works(mine)
+    mine.Free()
+
+
+def check_no_memory_for_the_segment(comm):
+    """The first rank cannot make the segment: all hear of it at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if RANK == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        assert build_fails("rank 0: OSError")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    still_works(comm)
+
+
+def check_receive_from_anybody_send_to_nobody(comm):
+    """A Sendrecv whose receiver has left ends, though any other rank might still send."""
+    if SIZE > 2:
+        mine = make_comm()
+        if RANK == 1:
+            mine.Free()
+        elif RANK == 0:
+            try:
+                mine.Sendrecv(np.ones(1 << 19), 1, 0, np.ones(1), MPI.ANY_SOURCE)
+                raise AssertionError("nobody took the message")
+            except hetccl.PeerError as error:
+                assert error.peer == 1, error
+        comm.Barrier()
+        mine.Free()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,11 @@ def test_only_the_user_may_open_it_and_nobody_may_shrink_it(segment_file):
         file.truncate(0)
 
 
+def test_a_ring_beyond_all_files_is_refused():
+    with pytest.raises(ValueError, match="HETCCL_RING_BYTES"):
+        _shm.create(2, SECRET, 1 << 61)
+
+
 def test_it_has_no_name(segment_file):
     before = set(os.listdir("/dev/shm"))
     segment = _shm.Segment(0, 2, segment_file(2), SECRET)
