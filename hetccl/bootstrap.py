@@ -135,14 +135,14 @@ def check_communicator(comm):
         raise ValueError("comm: is an intercommunicator; hetccl needs an intracommunicator (Merge() makes one)")
 
 
-def _leave_all():
+def _leave_all(reason="the program is ending"):
+    _comm.end(reason)
     for segment in list(_segments):
         segment.leave()
 
 
 def _end_of_mpi(comm, keyval, value):
-    _comm.end_of_mpi()
-    _leave_all()
+    _leave_all("MPI is finalized")
 
 
 @functools.cache

@@ -50,7 +50,8 @@ PLANS = ("allreduce", "reduce", "bcast", "allgather", "reduce_scatter_block", "a
 
 # How often this process has come out of a fork; a communicator works only in the process that built it.
 cdef int forks = 0
-cdef bint mpi_ended = False
+# Why no call is possible any more in this process, or None.
+cdef str ended = None
 
 
 def count_fork():
@@ -58,10 +59,10 @@ def count_fork():
     forks += 1
 
 
-def end_of_mpi():
-    """From now on every call is refused: MPI is finalized, and with it the job's life as a group."""
-    global mpi_ended
-    mpi_ended = True
+def end(reason):
+    """From now on every call is refused: this process has left all its communicators."""
+    global ended
+    ended = reason
 
 
 os.register_at_fork(after_in_child=count_fork)
@@ -311,6 +312,8 @@ cdef class Comm:
     def Sendrecv(self, sendbuf, dest, sendtag=0, recvbuf=None, source=None, recvtag=None, status=None, *, stream=None):
         """Send one message and receive another at the same time; neither waits for the other.
 
+        It waits for other threads' sends and receives on this communicator, as all calls do.
+
         sendbuf, dest, sendtag           : as Send
         recvbuf, source, recvtag, status : as Recv
         Blocks, Raises : as Send and Recv; ValueError if the buffers overlap
@@ -370,8 +373,8 @@ cdef class Comm:
     def __getattr__(self, name):
         if self.closed:
             raise CommClosed(f"{name}: the communicator has been freed", call=name)
-        if mpi_ended:
-            raise CommClosed(f"{name}: MPI is finalized", call=name)
+        if ended is not None:
+            raise CommClosed(f"{name}: {ended}", call=name)
         if not hasattr(self.mpi, name):
             raise AttributeError(f"neither hetccl.Comm nor {type(self.mpi).__name__} of mpi4py has {name!r}")
         return getattr(self.mpi, name)
@@ -386,8 +389,8 @@ cdef class Comm:
     cdef int usable(self, int call) except -1:
         if self.closed:
             raise CommClosed(f"{CALLS[call]}: the communicator has been freed", call=CALLS[call])
-        if mpi_ended:
-            raise CommClosed(f"{CALLS[call]}: MPI is finalized", call=CALLS[call])
+        if ended is not None:
+            raise CommClosed(f"{CALLS[call]}: {ended}", call=CALLS[call])
         if self.generation != forks:
             raise CommClosed(f"{CALLS[call]}: the communicator belongs to the parent of this forked process",
                              call=CALLS[call])

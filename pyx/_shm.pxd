@@ -83,6 +83,7 @@ cdef extern from "hetccl/shm.h" nogil:
         size_t eager_max
         hetccl_rank_block_t* peer_block
         int32_t peer_pid
+        int32_t own_pid
 
     size_t hetccl_shm_blocks_at()
     size_t hetccl_shm_tails_at(size_t nranks)

@@ -207,6 +207,7 @@ cdef class Segment:
                     link.tail = <uint64_t*>(self.base + hetccl_shm_tails_at(n) + ring * HETCCL_CACHE_LINE)
                     link.peer_block = &self.blocks[peer]
                     link.peer_pid = self.blocks[peer].pid
+                    link.own_pid = self.owner_pid
                     link.eager_max = EAGER_MAX_BYTES if single_copy and readable[receiver * n + sender] else <size_t>-1
 
     def single_copy_peers(self):

@@ -92,6 +92,7 @@ typedef struct hetccl_shm_link {
     size_t eager_max;     /* bytes; larger messages go by address. SIZE_MAX where the kernel forbids it */
     hetccl_rank_block_t *peer_block;
     int32_t peer_pid;
+    int32_t own_pid;
 } hetccl_shm_link_t;
 
 static inline size_t hetccl_round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
@@ -183,10 +184,18 @@ static inline int hetccl_shm_stream(hetccl_shm_link_t *link, hetccl_msg_t *msg) 
     return HETCCL_DONE;
 }
 
+/* Whether the kernel can read the memory for a peer: not what a driver has mapped, such as CUDA's pinned host memory. Asked of
+ * this process itself, for one byte: 0.3 us against the 4 us of the smallest message that goes by address. */
+static inline int hetccl_shm_is_readable(const hetccl_shm_link_t *link, void *address) {
+    uint8_t byte;
+    struct iovec local = {&byte, 1}, remote = {address, 1};
+    return process_vm_readv(link->own_pid, &local, 1, &remote, 1, 0) == 1;
+}
+
 static int hetccl_shm_send(void *state, hetccl_msg_t *msg) {
     hetccl_shm_link_t *link = state;
     if (msg->state == HETCCL_MSG_NEW) {
-        if (msg->nbytes <= link->eager_max) {
+        if (msg->nbytes <= link->eager_max || !hetccl_shm_is_readable(link, msg->ptr)) {
             msg->state = HETCCL_MSG_STREAM;
         } else {
             hetccl_cell_t *cell = hetccl_shm_free_cell(link);
