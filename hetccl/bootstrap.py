@@ -241,7 +241,8 @@ def _check_alike(cards, members):
         versions.setdefault(card[1], []).append(rank)
     if len(versions) > 1:
         raise HetcclError(f"Comm: ranks run different versions of hetccl: {versions}", call="Comm")
-    # A rank with another plan, or another idea of whether calls are compared first, would take its peers' bytes for something else.
+    # A rank with another plan, or another idea of whether calls are compared first, would take its peers' bytes for
+    # something else.
     for name in ("algorithm", "check"):
         choices = {}
         for rank, card in enumerate(cards):

@@ -15,6 +15,6 @@ ctypedef struct Signature:               # what all ranks must agree on
     int64_t fortran
 
 
-# Gather every rank's signature with the programs of an all-gather; ValueError on all ranks if they differ. No byte of the
-# user's has moved yet, and the communicator stays usable.
+# Gather every rank's signature with the programs of an all-gather; ValueError on all ranks if they differ. No byte of
+# the user's has moved yet, and the communicator stays usable.
 cdef int agree(Executor executor, Choice allgather, Signature* mine) except -1

@@ -1,6 +1,6 @@
 """Layer L3: compares a call across ranks before it runs, when HETCCL_CHECK asks for it.
 
-It uses the engine itself, so that it works on every transport. Called with the GIL and the lock of the collectives held.
+It uses the engine itself, so that it works on every transport. Called with the GIL and the collectives' lock held.
 """
 
 from hetccl._buffer cimport dtype_name

@@ -383,7 +383,8 @@ cdef class Comm:
         raise TypeError("a Comm cannot be pickled; build one in each process")
 
     def __repr__(self):
-        state = "freed" if self.closed else f"rank {self.rank} of {self.size}, {len(self.islands)} island{'s'[:len(self.islands) > 1]}"
+        islands = "1 island" if len(self.islands) == 1 else f"{len(self.islands)} islands"
+        state = "freed" if self.closed else f"rank {self.rank} of {self.size}, {islands}"
         return f"<hetccl.Comm {state}>"
 
     cdef int usable(self, int call) except -1:

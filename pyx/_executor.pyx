@@ -16,8 +16,8 @@ from hetccl._program cimport FETCH_BYTES, NOBODY, Run, run_blockers, run_poll, r
 from hetccl._shm cimport (
     COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_ELENGTH, HETCCL_EPEER, HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON,
     HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT,
-    HETCCL_ETAG, HETCCL_REASON_TIMEOUT, POINT_TO_POINT, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_sleep, hetccl_now_ns,
-    hetccl_rank_block_t, hetccl_shm_transport,
+    HETCCL_ETAG, HETCCL_REASON_TIMEOUT, POINT_TO_POINT, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_sleep,
+    hetccl_now_ns, hetccl_rank_block_t, hetccl_shm_transport,
 )
 
 from hetccl.errors import CommTimeout, LibraryError, PeerError
@@ -92,7 +92,8 @@ cdef class Executor:
         self.rank = segment.rank
         self.nranks = segment.nranks
         self.timeout_ns = <int64_t>(min(timeout, LONGEST_S) * 1e9)
-        self.awake_ns = <int64_t>(1000 * min(DEFAULT_AWAKE_US if spin_us is None else spin_us, <int64_t>(LONGEST_S * 1e6)))
+        awake_us = DEFAULT_AWAKE_US if spin_us is None else spin_us
+        self.awake_ns = <int64_t>(1000 * min(awake_us, <int64_t>(LONGEST_S * 1e6)))
         self.spin_ns = 0 if crowded else min(self.awake_ns, <int64_t>SPIN_NS)
         self.links = <Link*>calloc(4 * self.nranks, sizeof(Link))
         self.turns = <int*>calloc(2 * self.nranks, sizeof(int))
@@ -335,19 +336,16 @@ cdef class Executor:
         if status == HETCCL_EPEER:
             return self.raise_lost(wait, peer)
         self.segment.raise_fault(HETCCL_REASON_LEFT, self.rank)
-        if status == HETCCL_ELENGTH:
+        if status == HETCCL_ELENGTH or status == HETCCL_ETAG:
             link = &self.links[(2 * COLLECTIVE + 1) * self.nranks + peer]
             link.ops.peek(link.state, &nbytes, &tag)
-            raise PeerError(f"{call}: rank {peer} sent {nbytes} bytes where rank {self.rank} expects {message.nbytes}: "
-                            "the ranks' counts, dtypes or calls differ (HETCCL_CHECK=1 tells which)",
-                            call=call, rank=self.rank, peer=peer)
-        if status == HETCCL_ETAG:
-            link = &self.links[(2 * COLLECTIVE + 1) * self.nranks + peer]
-            link.ops.peek(link.state, &nbytes, &tag)
-            theirs = CALLS[tag & CALL_MASK] if tag & CALL_MASK < len(CALLS) else "the comparison of a call"
-            raise PeerError(f"{call}: rank {peer} sent a message of {theirs}, its collective number {tag >> CALL_BITS} on the "
-                            f"communicator, where rank {self.rank} is in number {self.sequence & NUMBER_MASK}: the ranks call in "
-                            "different orders, or with different roots (HETCCL_CHECK=1 tells which)",
+            theirs, ours = f"{nbytes} bytes", f"expects {message.nbytes}"
+            if status == HETCCL_ETAG:
+                name = CALLS[tag & CALL_MASK] if (tag & CALL_MASK) < len(CALLS) else "the comparison of a call"
+                theirs = f"a message of {name}, number {tag >> CALL_BITS} of its collectives on the communicator,"
+                ours = f"is in number {self.sequence & NUMBER_MASK}"
+            raise PeerError(f"{call}: rank {peer} sent {theirs} where rank {self.rank} {ours}: the ranks' counts, dtypes, "
+                            "roots, calls or their order differ (HETCCL_CHECK=1 tells which)",
                             call=call, rank=self.rank, peer=peer)
         raise LibraryError(f"{call}: reading {message.nbytes} bytes from rank {peer}'s memory: "
                            f"{os.strerror(message.error)} (HETCCL_SINGLE_COPY=off avoids process_vm_readv)",

@@ -304,7 +304,8 @@ def build_fails(text):
 
 def check_settings_that_differ(comm):
     """Ranks that would run another plan, or compare calls where others do not, are told when they meet."""
-    for name, value in (("HETCCL_ALGORITHM", "ring"), ("HETCCL_CHECK", str(1 - int(os.environ.get("HETCCL_CHECK", "0"))))):
+    other = str(1 - int(os.environ.get("HETCCL_CHECK", "0")))
+    for name, value in (("HETCCL_ALGORITHM", "ring"), ("HETCCL_CHECK", other)):
         before = os.environ.get(name)
         if RANK == 0:
             os.environ[name] = value
