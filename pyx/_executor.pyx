@@ -344,8 +344,8 @@ cdef class Executor:
                 name = CALLS[tag & CALL_MASK] if (tag & CALL_MASK) < len(CALLS) else "the comparison of a call"
                 theirs = f"a message of {name}, number {tag >> CALL_BITS} of its collectives on the communicator,"
                 ours = f"is in number {self.sequence & NUMBER_MASK}"
-            raise PeerError(f"{call}: rank {peer} sent {theirs} where rank {self.rank} {ours}: the ranks' counts, dtypes, "
-                            "roots, calls or their order differ (HETCCL_CHECK=1 tells which)",
+            raise PeerError(f"{call}: rank {peer} sent {theirs} where rank {self.rank} {ours}: the ranks' counts, "
+                            "dtypes, roots, calls or their order differ (HETCCL_CHECK=1 tells which)",
                             call=call, rank=self.rank, peer=peer)
         raise LibraryError(f"{call}: reading {message.nbytes} bytes from rank {peer}'s memory: "
                            f"{os.strerror(message.error)} (HETCCL_SINGLE_COPY=off avoids process_vm_readv)",

@@ -98,8 +98,8 @@ def create(int nranks, bytes secret not None, ring_bytes=None):
     Source : memfd_create(2); the seals keep a peer from truncating the file under the others
     """
     if ring_bytes is not None and 2 * nranks * nranks * ring_bytes > MOST_RING_BYTES:
-        raise ValueError(f"HETCCL_RING_BYTES: {ring_bytes} bytes for each pair of {nranks} ranks are more than a file can "
-                         "have")
+        raise ValueError(f"HETCCL_RING_BYTES: {ring_bytes} bytes for each pair of {nranks} ranks are more than a "
+                         "file can have")
     cdef size_t cell_bytes = cell_bytes_for(nranks, ring_bytes)
     cdef size_t nbytes = hetccl_shm_total(nranks, CELLS_PER_RING, cell_bytes)
     cdef hetccl_shm_header_t header
