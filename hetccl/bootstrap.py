@@ -45,7 +45,7 @@ _DATATYPES = {
 # its own would otherwise sit in MPI_Finalize, alive, while its peers wait for it in a collective.
 _segments = weakref.WeakSet()
 
-# Requests that timed out: MPI may still write to their buffers, so they are never freed.
+# Requests that were left (a time-out, Ctrl-C): MPI may still write to their buffers, so they are never freed.
 _abandoned = []
 
 
@@ -287,13 +287,15 @@ class _Meeting:
     def _wait(self, request, buffer):
         deadline = time.monotonic() + self.timeout
         pause, longest = POLL_SECONDS
+        pending = (request, buffer)
+        _abandoned.append(pending)  # until it is complete: whatever leaves this loop, MPI may still write to the buffer
         while not request.Test():
             self._answer_roll_call()
             if time.monotonic() > deadline:
-                _abandoned.append((request, buffer))
                 raise self._time_out()
             time.sleep(pause)
             pause = min(2 * pause, longest)
+        _abandoned.remove(pending)
 
     def _answer_roll_call(self):
         """Reply to ranks that ask who is here. Returns those that have asked."""
