@@ -435,9 +435,7 @@ cdef class Comm:
         return 0
 
     cdef int fill_send(self, Exchange* exchange, Span* span, object dest, object tag, str tag_name) except -1:
-        cdef int64_t number = whole(tag, tag_name)
-        if not 0 <= number <= INT_MAX:
-            raise ValueError(f"{tag_name}: {number} is outside 0..{INT_MAX}")
+        cdef int64_t number = tag_of(tag, tag_name)
         if whole(dest, "dest") == self.membership.proc_null:
             return 0
         exchange.dest = self.rank_of(dest, "dest")
@@ -448,10 +446,7 @@ cdef class Comm:
         return 0
 
     cdef int fill_recv(self, Exchange* exchange, Span* span, object source, object tag, str tag_name) except -1:
-        cdef int64_t number = ANY if tag is None or tag == self.membership.any_tag else whole(tag, tag_name)
-        if number != ANY and not 0 <= number <= INT_MAX:
-            raise ValueError(f"{tag_name}: {number} is outside 0..{INT_MAX}")
-        exchange.tag = number
+        exchange.tag = ANY if tag is None or tag == self.membership.any_tag else tag_of(tag, tag_name)
         if source is None or source == self.membership.any_source:
             exchange.source = ANY
         elif whole(source, "source") == self.membership.proc_null:
@@ -504,6 +499,13 @@ cdef inline object whole(object value, str argument):
     if not PyIndex_Check(value):
         raise TypeError(f"{argument}: expected a whole number, got {type(value).__name__}")
     return index(value)
+
+
+cdef inline int64_t tag_of(object value, str argument) except -2:
+    number = whole(value, argument)
+    if not 0 <= number <= INT_MAX:
+        raise ValueError(f"{argument}: {number} is outside 0..{INT_MAX}")
+    return number
 
 
 cdef inline int refuse_stream(object stream) except -1:

@@ -225,6 +225,12 @@ def check_bad_ranks_and_tags(comm):
         comm.Send(data, 0, tag=-5)
     with raises(ValueError, names="tag"):
         comm.Recv(data, 0, tag=-5)
+    with raises(ValueError, names="tag"):
+        comm.Send(data, 0, tag=2**70)
+    with raises(TypeError, names="dest"):
+        comm.Send(data, "0")
+    with raises(TypeError, names="root"):
+        comm.Bcast(data, root=None)
     still_works(comm)
 
 
