@@ -21,6 +21,7 @@ MODULES = [
     "_exchange",
     "_executor",
     "_agree",
+    "_arguments",
     "_comm",
 ]
 
