@@ -7,6 +7,7 @@ The compiler must not fuse a product and a sum (-ffp-contract): results would de
 """
 
 from hetccl._abi cimport HETCCL_NDTYPES, HETCCL_NOPS
+from hetccl._dtype cimport dtype_itemsize
 
 
 cdef extern from "hetccl/reduce.h" nogil:
@@ -14,7 +15,6 @@ cdef extern from "hetccl/reduce.h" nogil:
     enum:
         HETCCL_NVARIANTS
     const char* hetccl_variant_name[HETCCL_NVARIANTS]
-    const unsigned char hetccl_itemsize[HETCCL_NDTYPES]
     const hetccl_reduce_row* hetccl_variant_table(int variant)
 
 cdef enum:
@@ -79,7 +79,7 @@ def reduce(int op, int dtype, dst, list sources, int divisor=0, variant=None):
     if not 1 <= nsources <= MAX_SOURCES:
         raise ValueError(f"sources: {nsources} given, 1 to {MAX_SOURCES} wanted")
     cdef size_t nbytes = out.shape[0]
-    cdef size_t itemsize = hetccl_itemsize[dtype]
+    cdef size_t itemsize = dtype_itemsize(dtype)
     if nbytes % itemsize:
         raise ValueError(f"dst: {nbytes} bytes given, a multiple of {itemsize} wanted")
     for i in range(nsources):

@@ -165,26 +165,6 @@ typedef long double HETCCL_MEMORY hetccl_ld_m;
 #undef HETCCL_LANES
 #endif
 
-/* Bytes of an element; 0 where there is no reduction. */
-static const unsigned char hetccl_itemsize[HETCCL_NDTYPES] = {
-    [HETCCL_INT8] = 1,
-    [HETCCL_UINT8] = 1,
-    [HETCCL_INT16] = 2,
-    [HETCCL_UINT16] = 2,
-    [HETCCL_INT32] = 4,
-    [HETCCL_UINT32] = 4,
-    [HETCCL_INT64] = 8,
-    [HETCCL_UINT64] = 8,
-    [HETCCL_FLOAT16] = 2,
-    [HETCCL_BFLOAT16] = 2,
-    [HETCCL_FLOAT32] = 4,
-    [HETCCL_FLOAT64] = 8,
-    [HETCCL_LONGDOUBLE] = sizeof(long double),
-    [HETCCL_BOOL] = 1,
-    [HETCCL_COMPLEX64] = sizeof(hetccl_c64_t),
-    [HETCCL_COMPLEX128] = sizeof(hetccl_c128_t),
-};
-
 enum { HETCCL_GENERIC, HETCCL_AVX2, HETCCL_AVX512, HETCCL_NVARIANTS };
 
 static const char *const hetccl_variant_name[HETCCL_NVARIANTS] = {"generic", "avx2", "avx512"};

@@ -195,11 +195,12 @@ static inline int hetccl_shm_is_readable(const hetccl_shm_link_t *link, void *ad
 static int hetccl_shm_send(void *state, hetccl_msg_t *msg) {
     hetccl_shm_link_t *link = state;
     if (msg->state == HETCCL_MSG_NEW) {
+        /* Either way a cell is needed: without one this is polled again, and the kernel need not be asked each time. */
+        hetccl_cell_t *cell = hetccl_shm_free_cell(link);
+        if (!cell) return HETCCL_AGAIN;
         if (msg->nbytes <= link->eager_max || !hetccl_shm_is_readable(link, msg->ptr)) {
             msg->state = HETCCL_MSG_STREAM;
         } else {
-            hetccl_cell_t *cell = hetccl_shm_free_cell(link);
-            if (!cell) return HETCCL_AGAIN;
             msg->cell = link->position;
             msg->state = HETCCL_MSG_POSTED;
             hetccl_shm_publish(link, cell, msg, HETCCL_CELL_ADDRESS);
