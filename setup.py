@@ -18,6 +18,7 @@ MODULES = [
     "_op",
     "_shm",
     "_program",
+    "_mailbox",
     "_exchange",
     "_executor",
     "_agree",

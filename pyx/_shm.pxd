@@ -16,16 +16,37 @@ cdef extern from "hetccl/transport.h" nogil:
         HETCCL_MSG_NEW
         HETCCL_MSG_POSTED
         HETCCL_MSG_STREAM
+        HETCCL_MSG_SYNC
+
+    ctypedef struct hetccl_layout_t:
+        pass
 
     ctypedef struct hetccl_msg_t:
         uint8_t* ptr
+        const hetccl_layout_t* layout
+        size_t skip
         size_t nbytes
         size_t done
-        uint64_t cell
         size_t cell_done
         uint32_t tag
+        uint32_t flags
         int32_t state
+        int32_t slot
         int32_t error
+
+    ctypedef struct hetccl_header_t:
+        size_t nbytes
+        size_t hold_nbytes
+        uint32_t tag
+
+    ctypedef struct hetccl_aside_t:
+        uint8_t* buffer
+        size_t nbytes
+        size_t done
+        size_t cell_done
+        uint64_t address
+        uint32_t tag
+        int32_t slot
 
     ctypedef struct hetccl_transport_t:
         const char* name
@@ -34,7 +55,9 @@ cdef extern from "hetccl/transport.h" nogil:
         int64_t (*available)(void* link, hetccl_msg_t* msg) noexcept nogil
         const void* (*fetch)(void* link, hetccl_msg_t* msg, size_t nbytes, void* scratch) noexcept nogil
         void (*consume)(void* link, hetccl_msg_t* msg, size_t nbytes) noexcept nogil
-        int (*peek)(void* link, size_t* nbytes_p, uint32_t* tag_p) noexcept nogil
+        int (*peek)(void* link, hetccl_header_t* header_p) noexcept nogil
+        int (*set_aside)(void* link, hetccl_aside_t* aside) noexcept nogil
+        int (*recv_aside)(void* link, hetccl_aside_t* aside, hetccl_msg_t* msg) noexcept nogil
 
 
 cdef extern from "hetccl/process.h" nogil:
