@@ -1,10 +1,10 @@
 """What the user passed, as plain C: array or mpi4py buffer spec -> Span. Layer L2; the GIL is held."""
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t
 
 from hetccl._array cimport Export
 from hetccl._dtype cimport dtype_code, dtype_itemsize, dtype_name  # part of this module's interface
-from hetccl._layout cimport hetccl_layout_t
+from hetccl._layout cimport Part, hetccl_layout_t
 
 ctypedef struct Span:
     void* ptr        # first element that takes part; host or device address; owned by `owner`
@@ -20,12 +20,6 @@ ctypedef struct Span:
     void* layout_owner             # strong reference, or NULL
     void* owner      # strong reference to the object that was read
     Export export    # what the object's library must be given back
-
-# The part of a buffer that a collective gives to one rank. Its packed stream has nbytes; the memory is the span's.
-ctypedef struct Part:
-    uint8_t* ptr
-    int64_t nbytes   # packed
-    const hetccl_layout_t* layout  # NULL: contiguous
 
 # obj: an array, or a spec [data, ...] as mpi4py takes it. arg: its name, for errors. writable: it will receive.
 # blocks: how many equal blocks the collective sees in this buffer (the communicator's size for Allgather's recvbuf, for

@@ -12,20 +12,28 @@
 #include <sys/uio.h>
 
 typedef struct hetccl_piece {
-    int64_t offset;        /* bytes from where its parent's iteration lies to its own first iteration */
-    int64_t first;         /* packed position in its parent's iteration */
-    int64_t run;           /* packed bytes of one iteration; in memory too if it has no parts */
-    int64_t count, stride; /* iterations, and bytes from one to the next */
-    int64_t nparts;        /* 0: an iteration is `run` contiguous bytes */
-    const struct hetccl_piece *parts;
+    int64_t offset;          /* bytes from where its parent's iteration lies to its own first iteration */
+    int64_t first;           /* packed position in its parent's iteration */
+    int64_t run;             /* packed bytes of one iteration; in memory too if it has no parts */
+    int64_t count, stride;   /* iterations, and bytes from one to the next */
+    int64_t lowest, highest; /* bytes [lowest, highest) of an iteration are touched, counted from where it lies */
+    int64_t nparts;          /* 0: an iteration is `run` contiguous bytes */
+    const struct hetccl_piece *parts; /* in packed order */
 } hetccl_piece_t;
 
 typedef struct {
-    int64_t size, extent;    /* of one element: packed bytes; bytes from one to the next */
-    int64_t lowest, highest; /* bytes [lowest, highest) of an element are touched, counted from its address */
-    int64_t npieces;
-    const hetccl_piece_t *pieces; /* of one element, in packed order */
+    int64_t size, extent; /* of one element: packed bytes; bytes from one to the next */
+    hetccl_piece_t root;  /* all elements of a buffer. An iteration is an element, or less where its loop runs on into
+                           * the next element; the count is the caller's: packed bytes / run */
 } hetccl_layout_t;
+
+/* The bytes [*low_p, *high_p) from base on that `count` iterations of a piece at base touch; count > 0. */
+static inline void hetccl_piece_range(const hetccl_piece_t *piece, int64_t count, int64_t *low_p, int64_t *high_p)
+{
+    int64_t last = (count - 1) * piece->stride;
+    *low_p = piece->offset + piece->lowest + (last < 0 ? last : 0);
+    *high_p = piece->offset + piece->highest + (last > 0 ? last : 0);
+}
 
 /* `count` runs of memory, `stride` bytes apart, to or from contiguous bytes. */
 static inline __attribute__((always_inline)) void hetccl_runs_move(
@@ -132,34 +140,22 @@ static void hetccl_piece_move(const hetccl_piece_t *piece, uint8_t *memory, int6
         hetccl_piece_inside(piece, memory, 0, nbytes, packed, pack);
 }
 
-/* All elements of a buffer as one piece; its count is left open. */
-static inline hetccl_piece_t hetccl_layout_root(const hetccl_layout_t *layout)
-{
-    hetccl_piece_t root = {0, 0, layout->size, 0, layout->extent, layout->npieces, layout->pieces};
-    if (root.nparts == 1 && root.parts->count == 1) { /* one run, or one list of parts, per element */
-        root.offset = root.parts->offset;
-        root.nparts = root.parts->nparts;
-        root.parts = root.parts->parts;
-    }
-    return root;
-}
-
 /* Copies the bytes [skip, skip + nbytes) of the packed stream of the elements at base to `packed`. */
 static inline void hetccl_layout_pack(const hetccl_layout_t *layout, const uint8_t *base, size_t skip, size_t nbytes,
                                       uint8_t *packed)
 {
-    hetccl_piece_t root = hetccl_layout_root(layout);
+    const hetccl_piece_t *root = &layout->root;
     if (nbytes)
-        hetccl_piece_move(&root, (uint8_t *)base + root.offset, (int64_t)skip, (int64_t)nbytes, packed, 1);
+        hetccl_piece_move(root, (uint8_t *)base + root->offset, (int64_t)skip, (int64_t)nbytes, packed, 1);
 }
 
 /* Copies `packed` to the bytes [skip, skip + nbytes) of the packed stream of the elements at base. */
 static inline void hetccl_layout_unpack(const hetccl_layout_t *layout, uint8_t *base, size_t skip, size_t nbytes,
                                         const uint8_t *packed)
 {
-    hetccl_piece_t root = hetccl_layout_root(layout);
+    const hetccl_piece_t *root = &layout->root;
     if (nbytes)
-        hetccl_piece_move(&root, base + root.offset, (int64_t)skip, (int64_t)nbytes, (uint8_t *)packed, 0);
+        hetccl_piece_move(root, base + root->offset, (int64_t)skip, (int64_t)nbytes, (uint8_t *)packed, 0);
 }
 
 #define HETCCL_LAYOUT_BOUNCE 8192 /* bytes: both halves of a copy stay in the first-level cache */
@@ -236,10 +232,10 @@ static int hetccl_piece_runs(const hetccl_piece_t *piece, uint8_t *memory, int64
 static inline int hetccl_layout_runs(const hetccl_layout_t *layout, uint8_t *base, size_t skip, size_t nbytes,
                                      struct iovec *out, int max)
 {
-    hetccl_piece_t root = hetccl_layout_root(layout);
+    const hetccl_piece_t *root = &layout->root;
     hetccl_runs_t runs = {out, 0, max};
     if (nbytes)
-        hetccl_piece_runs(&root, base + root.offset, (int64_t)skip, (int64_t)nbytes, &runs);
+        hetccl_piece_runs(root, base + root->offset, (int64_t)skip, (int64_t)nbytes, &runs);
     return runs.n;
 }
 
