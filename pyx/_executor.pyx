@@ -1,4 +1,3 @@
-# cython: no_gc_clear
 """Layer L3: the engine of one communicator; all waits of hetccl on host data are here.
 
 Row (collectives) and mailbox (messages) are polled under one mutex, by whoever waits, or by the progress thread. A wait
@@ -10,7 +9,6 @@ The GIL is never held while waiting, and never taken under the mutex.
 import os
 import time
 
-cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
@@ -82,8 +80,7 @@ LONGEST_S = 9e9
 LEAVING_S = 1e-3
 
 
-@cython.no_gc_clear
-cdef class Executor:
+cdef class Executor(Engine):
     """Runs collectives and messages over a segment's links.
 
     segment : _shm.Segment, connected
@@ -94,39 +91,11 @@ cdef class Executor:
     """
 
     def __cinit__(self, Segment segment not None, double timeout, spin_us, bint crowded):
-        cdef int traffic, receive, peer
-        cdef Link* link
-        self.segment = segment
-        self.rank = segment.rank
-        self.nranks = segment.nranks
-        self.owner_pid = getpid()
         self.inflight = {}
         self.timeout_ns = <int64_t>(min(timeout, LONGEST_S) * 1e9)
         awake_us = DEFAULT_AWAKE_US if spin_us is None else spin_us
         self.awake_ns = <int64_t>(1000 * min(awake_us, <int64_t>(LONGEST_S * 1e6)))
         self.spin_ns = 0 if crowded else min(self.awake_ns, <int64_t>SPIN_NS)
-        self.links = <Link*>calloc(4 * self.nranks, sizeof(Link))
-        if self.links == NULL:
-            raise MemoryError()
-        for traffic in range(2):
-            for receive in range(2):
-                for peer in range(self.nranks):
-                    link = self.link(traffic, receive) + peer
-                    link.ops = &hetccl_shm_transport
-                    link.state = segment.link(traffic, receive, peer)
-        row_open(&self.row, self.nranks, self.link(COLLECTIVE, False), self.link(COLLECTIVE, True))
-        self.mailbox = mailbox_new(self.nranks, self.link(POINT_TO_POINT, False), self.link(POINT_TO_POINT, True))
-        progress_open(&self.progress, poll_for_thread, <void*>self, &segment.blocks[self.rank])
-
-    def __dealloc__(self):
-        if self.progress.poll != NULL and getpid() == self.owner_pid:
-            progress_stop(&self.progress)
-            progress_close(&self.progress)
-        row_close(&self.row)
-        free(self.links)
-
-    cdef inline Link* link(self, int traffic, bint receive):
-        return self.links + (2 * traffic + receive) * self.nranks
 
     cdef void enter(self, Visit* visit) noexcept:
         """Note that this thread is inside; the segment stays mapped until it leaves."""
@@ -162,22 +131,12 @@ cdef class Executor:
         return 0
 
     cdef bint start(self, Work* work) except -1:
-        cdef hetccl_rank_block_t* mine = &self.segment.blocks[self.rank]
+        """Hand work to the engine and poll once; True if it is complete already."""
         cdef bint done = False
-        cdef int i
         if hetccl_load(&self.segment.header.fault) != 0:
             self.raise_fault(work.call, NULL)
-        work.started = True
-        work.idle_ns = work.looked_ns = 0
         # A poll may copy megabytes, but it ends; the GIL is the outermost lock.
-        hetccl_mutex_lock(&self.progress.mutex)
-        if work.collective != NULL:
-            row_push(&self.row, work.collective)
-            mine.call = work.call
-            mine.entered = self.row.number
-        for i in range(work.nmessages):
-            self.mailbox.post(&work.messages[i])
-        hetccl_mutex_unlock(&self.progress.mutex)
+        self.submit(work)
         self.poll(work, &done)
         return done
 
@@ -187,21 +146,26 @@ cdef class Executor:
 
     cdef bint poll_once(self, Work* work) except -1:
         """Whether the work is complete; raises what a wait would raise."""
+        cdef Visit visit
         cdef bint done = False
-        cdef int status
-        cdef int64_t now
-        with nogil:
-            status = self.poll(work, &done)
-            if not done:
-                now = hetccl_now_ns()
-                if status == HETCCL_MOVED:
-                    work.idle_ns = 0
-                elif work.idle_ns == 0:
-                    work.idle_ns = now
-                self.look_around(work, now)
-            else:
-                self.conclude(work)
+        self.enter(&visit)
+        try:
+            with nogil:
+                self.poll_once_nogil(work, &done)
+        finally:
+            self.leave(&visit)
         return done
+
+    cdef int poll_once_nogil(self, Work* work, bint* done) except -1 nogil:
+        cdef int64_t now
+        if self.poll(work, done) == HETCCL_MOVED:
+            work.idle_ns = 0
+        if done[0]:
+            return self.conclude(work)
+        now = hetccl_now_ns()
+        if work.idle_ns == 0:
+            work.idle_ns = now
+        return self.look_around(work, now)
 
     cdef int wait(self, Work* work) except -1:
         cdef Visit visit
@@ -211,7 +175,7 @@ cdef class Executor:
             with nogil:
                 self.wait_nogil(work)
         finally:
-            progress_leave(&self.progress, self.row.head != NULL or self.mailbox.npending > 0)
+            progress_leave(&self.progress, self.has_work())
             self.leave(&visit)
         return 0
 
@@ -227,52 +191,6 @@ cdef class Executor:
             found = self.mailbox.take(probed.source, probed.tag, taken)
         hetccl_mutex_unlock(&self.progress.mutex)
         return found
-
-    cdef int poll_locked(self) noexcept nogil:
-        """Move what can be moved; called under the mutex."""
-        cdef int status = HETCCL_AGAIN, of_messages
-        cdef Collective* head = self.row.head
-        if self.broken:
-            return HETCCL_AGAIN
-        if head != NULL:
-            status = row_poll(&self.row)
-        if status < 0:
-            head = self.failed_head(head)
-            if status == HETCCL_EPEER:
-                self.break_off(self.reason_of(head.failure.peer), head.failure.peer)
-            else:
-                self.break_off(HETCCL_REASON_LEFT, self.rank)
-            return HETCCL_MOVED
-        if self.mailbox.npending > 0:
-            of_messages = self.mailbox.poll()
-            status = of_messages if status == HETCCL_AGAIN else status
-        return status
-
-    cdef inline Collective* failed_head(self, Collective* head) noexcept nogil:
-        """The one of the collectives at work in the last poll that failed; those before it are done."""
-        while head.state != COLLECTIVE_FAILED:
-            head = head.next
-        return head
-
-    cdef inline int reason_of(self, int peer) noexcept nogil:
-        return HETCCL_REASON_FREED if self.segment.blocks[peer].state == HETCCL_RANK_FREED else HETCCL_REASON_DEAD
-
-    cdef void break_off(self, int reason, int culprit) noexcept nogil:
-        """Break the communicator for all ranks: the peers hold half of what is under way. Under the mutex."""
-        self.broken = True
-        self.row.head = NULL
-        self.segment.raise_fault(reason, culprit)
-
-    cdef int poll(self, Work* work, bint* done) noexcept nogil:
-        cdef int status
-        hetccl_mutex_lock(&self.progress.mutex)
-        status = self.poll_locked()
-        done[0] = is_final(work)
-        hetccl_mutex_unlock(&self.progress.mutex)
-        # What moved may have been what another thread sleeps for.
-        if status == HETCCL_MOVED and self.progress.drivers > 1:
-            hetccl_bell_ring(&self.segment.blocks[self.rank])
-        return status
 
     cdef int wait_nogil(self, Work* work) except -1 nogil:
         """Poll until the work is complete.
@@ -351,22 +269,6 @@ cdef class Executor:
         if work.idle_ns != 0 and now - work.idle_ns > self.timeout_ns:
             return self.raise_late(work)
         return 0
-
-    cdef inline void give_up(self, int reason, int culprit) noexcept nogil:
-        hetccl_mutex_lock(&self.progress.mutex)
-        self.break_off(reason, culprit)
-        hetccl_mutex_unlock(&self.progress.mutex)
-
-    cdef void mark_blockers(self, Work* work, uint8_t* mask) noexcept nogil:
-        """Mark the peers that the work waits for: 1, or 2 where any one of those will do."""
-        cdef int i
-        hetccl_mutex_lock(&self.progress.mutex)
-        if work.collective != NULL:
-            row_blockers(&self.row, mask)
-        for i in range(work.nmessages):
-            if not is_over(work.messages[i].state):
-                self.mailbox.blockers(&work.messages[i], mask)
-        hetccl_mutex_unlock(&self.progress.mutex)
 
     cdef int lost_peer(self, Work* work) noexcept nogil:
         """A peer that holds the work up and has ended or freed the communicator; NOBODY if there is none."""
@@ -489,26 +391,6 @@ cdef class Executor:
         call = CALLS[self.segment.blocks[peer].call]
         last = f"its last was {call}, number {entered}" if entered else "it has called none"
         return f"rank {peer} has not called collective number {work.collective.number} of the communicator ({last})"
-
-
-cdef int poll_for_thread(void* context) noexcept nogil:
-    """The progress thread's poll, under the mutex."""
-    cdef Executor self = <Executor>context
-    return 0
-
-
-cdef inline bint is_over(int state) noexcept nogil:
-    return state >= MESSAGE_COMPLETE
-
-
-cdef inline bint is_final(Work* work) noexcept nogil:
-    cdef int i
-    if work.collective != NULL and work.collective.state < COLLECTIVE_DONE:
-        return False
-    for i in range(work.nmessages):
-        if not is_over(work.messages[i].state):
-            return False
-    return True
 
 
 cdef inline Message* failed_message(Work* work) noexcept nogil:

@@ -43,6 +43,7 @@ ctypedef struct Collective:              # one call. Its owner keeps it, and all
 ctypedef struct Row:
     Collective* head                     # the one at work
     Collective* tail
+    Collective* failed                   # what ended the row, or NULL
     uint64_t number                      # collectives entered
     int nranks
     Link* send_links                     # per peer, as recv_links; the executor's

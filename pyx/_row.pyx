@@ -63,6 +63,7 @@ cdef int row_poll(Row* row) noexcept nogil:
         if status < 0:
             head.status, head.failure = status, row.run.failure
             head.state = COLLECTIVE_FAILED
+            row.failed = head
             return status
     return HETCCL_MOVED if moved else HETCCL_AGAIN
 
