@@ -21,6 +21,7 @@ cdef extern from "hetccl/abi.h" nogil:
         HETCCL_COMPLEX64
         HETCCL_COMPLEX128
         HETCCL_NDTYPES
+        HETCCL_RAW
 
         HETCCL_SUM
         HETCCL_PROD

@@ -4,17 +4,20 @@ from libc.stdint cimport int64_t
 
 from hetccl._array cimport Export
 from hetccl._dtype cimport dtype_code, dtype_itemsize, dtype_name  # part of this module's interface
+from hetccl._layout cimport Part, hetccl_layout_t
 
 ctypedef struct Span:
     void* ptr        # first element that takes part; host or device address; owned by `owner`
-    int64_t count    # elements, all blocks together
+    int64_t count    # elements, all blocks together; with a layout: of the derived datatype
     int64_t nbytes   # of the whole buffer from its beginning: what a spec was cut from
-    int dtype        # HETCCL_<dtype>
+    int dtype        # HETCCL_<dtype>; HETCCL_RAW: bytes that can be moved, not reduced
     int kind         # HETCCL_MEM_*
     int device       # index among devices of its kind; DEVICE_UNKNOWN (_array.pxd) where only the runtime can tell
-    size_t itemsize  # bytes per element
+    size_t itemsize  # packed bytes per element; two HETCCL_RAW spans match if these are equal
     bint readonly
     bint fortran     # F- but not C-contiguous. Elements travel in memory order, so both sides must agree on it
+    const hetccl_layout_t* layout  # how the elements lie; NULL is one after another. Owned by `layout_owner`
+    void* layout_owner             # strong reference, or NULL
     void* owner      # strong reference to the object that was read
     Export export    # what the object's library must be given back
 

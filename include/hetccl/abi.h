@@ -25,7 +25,8 @@ enum hetccl_dtype {
     HETCCL_LONGDOUBLE = 35,
     HETCCL_COMPLEX64 = 36,
     HETCCL_COMPLEX128 = 37,
-    HETCCL_NDTYPES = 38
+    HETCCL_NDTYPES = 38,
+    HETCCL_RAW = 63 /* elements that can be moved, not computed with: no row of any table */
 };
 
 enum hetccl_op { HETCCL_SUM = 0, HETCCL_PROD = 1, HETCCL_MAX = 2, HETCCL_MIN = 3, HETCCL_AVG = 4, HETCCL_NOPS = 5 };
