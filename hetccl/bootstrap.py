@@ -29,17 +29,26 @@ log = config.LOGGER
 ROLL_CALL_SECONDS = 2.0
 POLL_SECONDS = (1e-5, 2e-3)  # first and longest pause between two looks at MPI
 
-# NumPy's kind -> MPI's datatypes of that kind; the size in bits completes the name.
+# NumPy's kind -> MPI's datatypes of that kind, the usual one first; the size in bits completes a name that is _SIZED.
 _DATATYPES = {
     "int": "SIGNED_CHAR SHORT INT LONG LONG_LONG INT8_T INT16_T INT32_T INT64_T AINT OFFSET COUNT "
     "INTEGER INTEGER1 INTEGER2 INTEGER4 INTEGER8",
-    "uint": "BYTE CHAR UNSIGNED_CHAR UNSIGNED_SHORT UNSIGNED UNSIGNED_LONG UNSIGNED_LONG_LONG "
+    "uint": "UNSIGNED_CHAR BYTE CHAR UNSIGNED_SHORT UNSIGNED UNSIGNED_LONG UNSIGNED_LONG_LONG "
     "UINT8_T UINT16_T UINT32_T UINT64_T",
-    "float": "FLOAT DOUBLE REAL REAL4 REAL8 DOUBLE_PRECISION",
-    "complex": "C_FLOAT_COMPLEX C_DOUBLE_COMPLEX COMPLEX COMPLEX8 COMPLEX16 DOUBLE_COMPLEX",
+    "float": "FLOAT DOUBLE FLOAT16_T FLOAT32_T FLOAT64_T REAL REAL2 REAL4 REAL8 DOUBLE_PRECISION",
+    "bfloat16": "BFLOAT16_T",
+    "complex": "C_FLOAT_COMPLEX C_DOUBLE_COMPLEX CXX_FLOAT_COMPLEX CXX_DOUBLE_COMPLEX COMPLEX COMPLEX8 COMPLEX16 "
+    "DOUBLE_COMPLEX",
     "bool": "C_BOOL CXX_BOOL",
     "longdouble": "LONG_DOUBLE",
+    "float_int": "FLOAT_INT",
+    "double_int": "DOUBLE_INT",
+    "long_int": "LONG_INT",
+    "int_int": "INT_INT TWOINT",
+    "short_int": "SHORT_INT",
+    "longdouble_int": "LONG_DOUBLE_INT",
 }
+_SIZED = ("int", "uint", "float", "complex")
 
 # Segments of live communicators, to be left when the program ends or finalizes MPI: a rank that ends by an exception of
 # its own would otherwise sit in MPI_Finalize, alive, while its peers wait for it in a collective.
@@ -157,20 +166,29 @@ def _watch_the_end():
 
 
 def _mpi_ops():
-    """Handles of MPI's ops that hetccl has -> their names."""
-    return {MPI._handleof(getattr(MPI, name)): name for name in ("SUM", "PROD", "MAX", "MIN", "LOR", "LAND")}
+    """Handles of MPI's predefined ops -> their names; any other op is the user's."""
+    names = "SUM PROD MAX MIN LAND LOR LXOR BAND BOR BXOR MINLOC MAXLOC REPLACE NO_OP OP_NULL"
+    return {MPI._handleof(getattr(MPI, name)): name for name in names.split()}
+
+
+def _function_of(op):
+    """The Python function of an op that MPI.Op.Create made; None for one made in C."""
+    try:
+        return op.__reduce__()[1][0]
+    except ValueError:
+        return None
 
 
 def _mpi_datatypes():
-    """Handles of MPI's basic datatypes -> NumPy's names. Some MPIs lack some, and the C types differ in size."""
-    names = {}
+    """[(MPI.Datatype, name of the dtype)] of MPI's basic datatypes. Some MPIs lack some; the C types differ in size."""
+    found = []
     for kind, members in _DATATYPES.items():
         for member in members.split():
             datatype = getattr(MPI, member, MPI.DATATYPE_NULL)
             if datatype != MPI.DATATYPE_NULL:
-                bits = "" if kind in ("bool", "longdouble") else 8 * datatype.Get_size()
-                names[MPI._handleof(datatype)] = f"{kind}{bits}"
-    return names
+                bits = 8 * datatype.Get_size() if kind in _SIZED else ""
+                found.append((datatype, f"{kind}{bits}"))
+    return found
 
 
 def _describe_self():
@@ -328,5 +346,8 @@ class _Meeting:
         )
 
 
-_buffer.register_mpi(_mpi_datatypes(), MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
-_op.register_mpi_ops(MPI.Op, _mpi_ops(), MPI._handleof)
+_found = _mpi_datatypes()
+_buffer.register_mpi({MPI._handleof(datatype): name for datatype, name in _found}, MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
+_op.register_mpi_ops(
+    MPI.Op, _mpi_ops(), {name: datatype for datatype, name in reversed(_found)}, MPI._handleof, _function_of
+)
