@@ -1,6 +1,7 @@
 """Numbers of the calls: what messages carry, and what errors name."""
 
-# Indices into CALLS. Collectives first: their numbers travel in CALL_BITS of a message's tag.
+# Indices into CALLS. Collectives first; they, and those at the end that wait for all ranks, travel in CALL_BITS of a
+# message's tag.
 cdef enum:
     ALLREDUCE = 0
     REDUCE = 1
@@ -25,6 +26,9 @@ cdef enum:
     SENDRECV = 19
     PROBE = 20
     SPLIT = 21
+    SPLIT_TYPE = 22
+    DUP = 23
+    CREATE = 24
 
 cdef enum:
     CALL_BITS = 5

@@ -50,6 +50,11 @@ cdef class Engine:
         self.mailbox = mailbox_new(self.nranks, self.link(POINT_TO_POINT, False), self.link(POINT_TO_POINT, True))
         progress_open(&self.progress, poll_for_thread, <void*>self, &segment.blocks[self.rank])
 
+    def __del__(self):
+        # Before the collector of cycles takes requests apart that the thread still works on.
+        if self.progress.poll != NULL and getpid() == self.owner_pid:
+            progress_stop(&self.progress)
+
     def __dealloc__(self):
         if self.progress.poll != NULL and getpid() == self.owner_pid:
             progress_stop(&self.progress)

@@ -26,11 +26,13 @@ cdef class Executor(Engine):
     cdef bint poll_once(self, Work* work) except -1
     cdef int wait(self, Work* work) except -1
     cdef bint probe(self, int source, int64_t tag, Probed* probed, Message* taken) except -1
+    cdef int await_message(self, int source, int64_t tag, Probed* probed, Message* taken) except -1
     cdef int stop(self) except -1
     cdef void enter(self, Visit* visit) noexcept
     cdef void leave(self, Visit* visit) noexcept
 
     cdef int poll_once_nogil(self, Work* work, bint* done) except -1 nogil
+    cdef int rest_once(self, Work* work) except -1 nogil
     cdef int wait_nogil(self, Work* work) except -1 nogil
     cdef int rest(self, Work* work, bint* done) except -100 nogil
     cdef int look_around(self, Work* work, int64_t now) except -1 nogil

@@ -9,12 +9,14 @@ The GIL is never held while waiting, and never taken under the mutex.
 import os
 import time
 
+cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
-from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK, RECV
+from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK, PROBE
 from hetccl._mailbox cimport (
-    MESSAGE_COMPLETE, MESSAGE_FAILED, MESSAGE_IDLE, MESSAGE_TOO_LONG, mailbox_new,
+    MESSAGE_FAILED, MESSAGE_POSTED,
 )
 from hetccl._progress cimport (
     hetccl_mutex_lock, hetccl_mutex_unlock, progress_close, progress_enter, progress_leave, progress_needed,
@@ -80,6 +82,7 @@ LONGEST_S = 9e9
 LEAVING_S = 1e-3
 
 
+@cython.no_gc_clear
 cdef class Executor(Engine):
     """Runs collectives and messages over a segment's links.
 
@@ -128,6 +131,8 @@ cdef class Executor(Engine):
             hetccl_mutex_lock(&self.progress.mutex)
             self.broken = True
             hetccl_mutex_unlock(&self.progress.mutex)
+        self.closed = True
+        self.inflight.clear()
         return 0
 
     cdef bint start(self, Work* work) except -1:
@@ -183,7 +188,7 @@ cdef class Executor(Engine):
         """Look for a message; taken: bind it to this receive, or NULL."""
         cdef bint found
         if hetccl_load(&self.segment.header.fault) != 0:
-            self.raise_fault(RECV, NULL)
+            self.raise_fault(PROBE, NULL)
         hetccl_mutex_lock(&self.progress.mutex)
         self.poll_locked()
         found = self.mailbox.probe(source, tag, probed)
@@ -191,6 +196,32 @@ cdef class Executor(Engine):
             found = self.mailbox.take(probed.source, probed.tag, taken)
         hetccl_mutex_unlock(&self.progress.mutex)
         return found
+
+    cdef int await_message(self, int source, int64_t tag, Probed* probed, Message* taken) except -1:
+        """Wait until there is a message."""
+        cdef Visit visit
+        cdef Message wanted
+        cdef Work work
+        memset(&work, 0, sizeof(work))
+        memset(&wanted, 0, sizeof(wanted))
+        # Never posted: it says whom the wait is for.
+        wanted.peer, wanted.tag, wanted.state = source, tag, MESSAGE_POSTED
+        work.call, work.messages, work.nmessages = PROBE, &wanted, 1
+        self.enter(&visit)
+        progress_enter(&self.progress)
+        try:
+            while not self.probe(source, tag, probed, taken):
+                with nogil:
+                    self.rest_once(&work)
+        finally:
+            progress_leave(&self.progress, self.has_work())
+            self.leave(&visit)
+        return 0
+
+    cdef int rest_once(self, Work* work) except -1 nogil:
+        cdef bint done = False
+        self.rest(work, &done)
+        return 0
 
     cdef int wait_nogil(self, Work* work) except -1 nogil:
         """Poll until the work is complete.

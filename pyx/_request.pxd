@@ -41,12 +41,14 @@ cdef class Request:
     cdef Part* parts                     # of IN, then of OUT; owned
     cdef list kept                       # layouts and temporary memory that the engine uses
     cdef Check check                     # check.mine is NULL where calls are not compared
-    cdef Task task                       # or None
+    cdef list tasks                      # Task; or None
+    cdef uint8_t[2] tokens               # what a barrier sends and receives
     cdef bint active                     # started, and its outcome not yet taken
     cdef bint persistent
     cdef bint bound                      # messages[0] is bound to a message already (a matched receive)
 
     cdef int post(self, bint sending, int peer, int64_t tag, Span* span, int flags) except -1
+    cdef int add(self, Task task) except -1
     cdef bint begin(self) except -1
     cdef Request go(self)
     cdef int run(self, object status) except -1

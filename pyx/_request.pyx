@@ -72,7 +72,6 @@ cdef class Request:
 
     def __cinit__(self):
         self.receives = -1
-        self.kept = None
 
     def __dealloc__(self):
         free(self.parts)
@@ -92,13 +91,20 @@ cdef class Request:
         self.work.nmessages += 1
         return 0
 
+    cdef int add(self, Task task) except -1:
+        if self.tasks is None:
+            self.tasks = []
+        self.tasks.append(task)
+        return 0
+
     cdef bint begin(self) except -1:
         """Start it; True if it is complete already."""
         cdef Message* message
         cdef Letter* letter
         cdef int i
-        if self.task is not None:
-            self.task.before()
+        if self.tasks is not None:
+            for task in self.tasks:
+                (<Task>task).before()
         self.collective.state = COLLECTIVE_IDLE
         for i in range(self.work.nmessages):
             letter, message = &self.letters[i], &self.messages[i]
@@ -168,8 +174,9 @@ cdef class Request:
         """Take the outcome of what is complete."""
         try:
             self.raise_refusal()
-            if self.task is not None:
-                self.task.after()
+            if self.tasks is not None:
+                for task in self.tasks:
+                    (<Task>task).after()
             if status is not None:
                 self.fill(status)
         finally:
@@ -218,7 +225,7 @@ cdef class Request:
     cdef void release(self) noexcept:
         self.executor = None
         self.kept = None
-        self.task = None
+        self.tasks = None
         span_release(&self.send)
         span_release(&self.recv)
 

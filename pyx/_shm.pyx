@@ -216,6 +216,10 @@ cdef class Segment:
         return tuple(peer for peer in range(self.nranks)
                      if self.link(COLLECTIVE, False, peer).eager_max != <size_t>-1)
 
+    def broken(self):
+        """Whether a rank has broken the communicator, or its process has ended."""
+        return self.header.fault != 0 or any(self.is_gone(peer) for peer in range(self.nranks))
+
     def leave(self):
         """Tell the peers that this rank will do nothing more here: those that wait for it get PeerError."""
         if self.base != NULL and os.getpid() == self.owner_pid:
