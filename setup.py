@@ -21,6 +21,7 @@ MODULES = [
     "_shm",
     "_program",
     "_mailbox",
+    "_mailbox_trial",
     "_exchange",
     "_executor",
     "_agree",
