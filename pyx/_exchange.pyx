@@ -4,7 +4,7 @@ A message is chosen at the head of a link, by source and tag, and stays there if
 nothing is lost.
 """
 
-from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_MOVED
+from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_MOVED, hetccl_header_t
 
 
 cdef int exchange_poll(void* work) noexcept nogil:
@@ -57,10 +57,10 @@ cdef inline void match_head(Exchange* exchange, int source, bint only) noexcept 
     A wrong tag is a refusal only where no other link can bring the right one.
     """
     cdef Link* link = &exchange.recv_links[source]
-    cdef size_t nbytes
-    cdef uint32_t tag
-    if link.ops.peek(link.state, &nbytes, &tag) != HETCCL_DONE:
+    cdef hetccl_header_t header
+    if link.ops.peek(link.state, &header) != HETCCL_DONE:
         return
+    nbytes, tag = header.nbytes, header.tag
     cdef bint wrong_tag = exchange.tag != ANY and exchange.tag != tag
     if wrong_tag and not only:
         return

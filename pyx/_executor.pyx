@@ -17,7 +17,7 @@ from hetccl._shm cimport (
     COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_ELENGTH, HETCCL_EPEER, HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON,
     HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT,
     HETCCL_ETAG, HETCCL_REASON_TIMEOUT, POINT_TO_POINT, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_sleep,
-    hetccl_now_ns, hetccl_rank_block_t, hetccl_shm_transport,
+    hetccl_header_t, hetccl_now_ns, hetccl_rank_block_t, hetccl_shm_transport,
 )
 
 from hetccl.errors import CommTimeout, LibraryError, PeerError
@@ -330,15 +330,15 @@ cdef class Executor:
     cdef int raise_transport(self, Wait* wait, int status) except -1 with gil:
         cdef hetccl_msg_t* message = wait.failure.message
         cdef int peer = wait.failure.peer
-        cdef size_t nbytes = 0
-        cdef uint32_t tag = 0
+        cdef hetccl_header_t header
         call = CALLS[wait.call]
         if status == HETCCL_EPEER:
             return self.raise_lost(wait, peer)
         self.segment.raise_fault(HETCCL_REASON_LEFT, self.rank)
         if status == HETCCL_ELENGTH or status == HETCCL_ETAG:
             link = &self.links[(2 * COLLECTIVE + 1) * self.nranks + peer]
-            link.ops.peek(link.state, &nbytes, &tag)
+            link.ops.peek(link.state, &header)
+            nbytes, tag = header.nbytes, header.tag
             theirs, ours = f"{nbytes} bytes", f"expects {message.nbytes}"
             if status == HETCCL_ETAG:
                 name = CALLS[tag & CALL_MASK] if (tag & CALL_MASK) < len(CALLS) else "the comparison of a call"
