@@ -5,26 +5,23 @@ The GIL serves as the executor's mutex.
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
 
-from hetccl._layout cimport Layout
+from hetccl._layout cimport Layout, layout_of
 from hetccl._mailbox cimport Mailbox, Message, Probed, mailbox_new
 from hetccl._program cimport Link
-from hetccl._shm cimport HETCCL_MOVED, HETCCL_MSG_SYNC, POINT_TO_POINT, Segment, hetccl_msg_t, hetccl_shm_transport
+from hetccl._shm cimport HETCCL_MOVED, HETCCL_MSG_SYNC, POINT_TO_POINT, Segment, hetccl_shm_transport
 
 STATES = ("idle", "posted", "moving", "complete", "too long", "failed")
 
 
 cdef class Letter:
-    """A send or receive, and the memory that it uses.
-
-    memory : writable buffer     layout : Layout of the elements in it, or None
-    """
+    """A send or receive, and the memory that it uses."""
 
     cdef Message message
     cdef object owner
 
-    def place(self, uint8_t[::1] memory, Layout layout):
+    def place(self, uint8_t[::1] memory, datatype):
+        cdef Layout layout = None if datatype is None else layout_of(datatype, "datatype")
         self.owner = (memory, layout)
         self.message.msg.ptr = &memory[0] if memory.shape[0] > 0 else NULL
         self.message.msg.layout = NULL if layout is None else &layout.tree
@@ -73,24 +70,24 @@ cdef class Trial:
     def __dealloc__(self):
         free(self.links)
 
-    def send(self, memory, int dest, int64_t tag, *, nbytes=None, Layout layout=None, bint sync=False):
-        """Post a send of memory, or of the nbytes packed bytes that its layout picks."""
+    def send(self, memory, int dest, int64_t tag, *, nbytes=None, datatype=None, bint sync=False):
+        """Post a send of memory, or of the nbytes packed bytes that an MPI datatype picks of it."""
         cdef Letter letter = Letter()
-        letter.place(memory, layout)
+        letter.place(memory, datatype)
         letter.message.sending, letter.message.peer, letter.message.tag = True, dest, tag
         letter.message.msg.nbytes = len(memory) if nbytes is None else nbytes
         letter.message.msg.flags = HETCCL_MSG_SYNC if sync else 0
         return self.post(letter)
 
-    def receive(self, memory, int source, int64_t tag, *, capacity=None, Layout layout=None):
+    def receive(self, memory, int source, int64_t tag, *, capacity=None, datatype=None):
         """Post a receive into memory, of at most `capacity` packed bytes."""
         cdef Letter letter = Letter()
         letter.message.peer, letter.message.tag = source, tag
-        return self.fill(letter, memory, capacity=capacity, layout=layout)
+        return self.fill(letter, memory, capacity=capacity, datatype=datatype)
 
-    def fill(self, Letter letter, memory, *, capacity=None, Layout layout=None):
+    def fill(self, Letter letter, memory, *, capacity=None, datatype=None):
         """Post the receive of what take() gave."""
-        letter.place(memory, layout)
+        letter.place(memory, datatype)
         letter.message.capacity = len(memory) if capacity is None else capacity
         return self.post(letter)
 
