@@ -36,7 +36,8 @@ class Group:
     def settle(self):
         """Poll until nothing moves any more."""
         for _ in range(100000):
-            if not any([trial.poll() for trial in self.trials]):
+            moved = [trial.poll() for trial in self.trials]
+            if not any(moved):
                 return
         raise AssertionError("the mailboxes move for ever")
 
