@@ -206,6 +206,7 @@ cdef class Segment:
                     link.ncells = self.header.ncells
                     link.cells = self.base + hetccl_shm_cells_at(n) + ring * link.ncells * link.cell_bytes
                     link.tail = <uint64_t*>(self.base + hetccl_shm_tails_at(n) + ring * HETCCL_CACHE_LINE)
+                    link.acks = <uint64_t*>(self.base + hetccl_shm_acks_at(n) + ring * HETCCL_CACHE_LINE)
                     link.peer_block = &self.blocks[peer]
                     link.peer_pid = self.blocks[peer].pid
                     link.own_pid = self.owner_pid

@@ -1,14 +1,14 @@
-/* What a transport offers the executor and the mailbox (layer L2). One link is one direction of one pair of ranks: a FIFO
- * of messages. The users poll; no function here blocks, allocates, takes a lock, or touches Python. Each answers with a
- * positive number (done, or bytes), HETCCL_AGAIN, or a negative fault. A link is used by one thread at a time (the
- * caller's lock). */
+/* What a transport offers the executor and the mailbox (layer L2). One link is one direction of one pair of ranks: a
+ * FIFO of messages. The users poll; no function here blocks, allocates, takes a lock, or touches Python. Each answers
+ * with a positive number (done, or bytes), HETCCL_AGAIN, or a negative fault. A link is used by one thread at a time
+ * (the caller's lock). */
 #ifndef HETCCL_TRANSPORT_H
 #define HETCCL_TRANSPORT_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct hetccl_layout hetccl_layout_t;
+#include "hetccl/layout.h"
 
 enum hetccl_progress {
     HETCCL_MOVED = 2, /* bytes moved, and the message is not finished */
@@ -26,8 +26,8 @@ enum hetccl_msg_state { HETCCL_MSG_NEW = 0, HETCCL_MSG_POSTED = 1, HETCCL_MSG_ST
 /* Flags of a message to send. SYNC: DONE only when a receive has taken it, however small it is. */
 enum hetccl_msg_flags { HETCCL_MSG_SYNC = 1 };
 
-/* One message at one of its ends. Its owner fills ptr, layout, skip, nbytes, tag, flags and zeroes the rest, which belongs
- * to the link. */
+/* One message at one of its ends. Its owner fills ptr, layout, skip, nbytes, tag, flags and zeroes the rest, which
+ * belongs to the link. */
 typedef struct hetccl_msg {
     uint8_t *ptr;      /* source, or destination of recv(); NULL where the receiver reads by fetch() */
     const hetccl_layout_t *layout; /* NULL: nbytes contiguous bytes at ptr; else of the elements that begin at ptr */
@@ -54,7 +54,6 @@ typedef struct hetccl_aside {
     uint8_t *buffer;   /* the caller's: hold_nbytes bytes; NULL if that is 0 */
     size_t nbytes;
     size_t done;       /* bytes in buffer */
-    size_t cell_done;  /* bytes consumed of the cell at the head */
     uint64_t address;  /* in the sender's memory, if it keeps the bytes */
     uint32_t tag;
     int32_t slot;      /* to acknowledge; 0: none */
@@ -80,7 +79,7 @@ typedef struct hetccl_transport {
      * the caller sets buffer and zeroes the rest. MOVED, AGAIN: part of it; nothing else may be received from the link
      * before it is DONE. */
     int (*set_aside)(void *link, hetccl_aside_t *aside);
-    /* Moves a message that was set aside into msg, as recv(); DONE: it is acknowledged, and the buffer is the caller's. */
+    /* Moves a message that was set aside into msg, as recv(); DONE: it is acknowledged, the buffer is the caller's. */
     int (*recv_aside)(void *link, hetccl_aside_t *aside, hetccl_msg_t *msg);
 } hetccl_transport_t;
 
