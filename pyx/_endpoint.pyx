@@ -14,7 +14,9 @@ from hetccl._agree cimport (
     CHECK_CALL, CHECK_COUNT, CHECK_DTYPE, CHECK_FORTRAN, CHECK_OP, CHECK_ROOT, CHECK_WORDS, check_open,
 )
 from hetccl._arguments cimport refuse_stream, whole
-from hetccl._calls cimport ALLGATHER, ALLTOALL, ALLTOALLV, ALLTOALLW, NCOLLECTIVES
+from hetccl._calls cimport (
+    ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, ALLTOALLW, GATHERV, NCOLLECTIVES, REDUCE_SCATTER, SCATTERV,
+)
 from hetccl._request cimport request_new
 
 from hetccl._calls import CALLS, PLANS
@@ -28,6 +30,9 @@ cdef enum:
     ALLTOALL_IN_PLACE = NCOLLECTIVES
     ALLTOALLV_IN_PLACE = NCOLLECTIVES + 1
     NCHOICES = NCOLLECTIVES + 2
+
+# Calls whose units may differ in length.
+UNEVEN = frozenset((GATHERV, SCATTERV, ALLGATHERV, REDUCE_SCATTER, ALLTOALLV, ALLTOALLW))
 
 # How often this process has come out of a fork; a communicator works only in the process that built it.
 cdef int forks = 0
@@ -156,7 +161,7 @@ cdef class Endpoint:
         cdef int slot = variant * self.size + root
         cdef Choice choice = self.choices[slot]
         if choice is None:
-            choice = Choice(self.membership.plans(PLANS[call], root, in_place, CALLS[call]), self.rank)
+            choice = Choice(self.membership.plans(PLANS[call], root, in_place, call in UNEVEN), self.rank)
             self.choices[slot] = choice
         return choice
 
