@@ -135,7 +135,7 @@ HETCCL_OP float hetccl_f64_to_f32_odd(double x)
     double back = nearest;
     if (back == x)
         return nearest;
-    if (back > 0 ? back > x : back < x)
+    if (x > 0 ? back > x : back < x)
         bits -= 1;
     return hetccl_f32_from_bits(bits | 1);
 }
