@@ -74,6 +74,9 @@ def scan_recursive_doubling(layout, b):
     total = own = (IN, 0, *layout.whole)
     if me == 0:
         b.copy(0, out, own)
+    elif me == 1 and layout.size > 2:  # it gets its result while rank 2 may still read IN
+        total = (SCRATCH, 0, *layout.whole)
+        b.copy(0, total, own)
     for k, distance in enumerate(_distances(layout)):
         if me + distance < layout.size:
             b.send(0, total, me + distance)
