@@ -1,11 +1,11 @@
-"""Proves that a plan is right for units of unequal length: what meets in a step or a message is measured alike. For verify.
+"""Proves that a plan is right for units of unequal length: what meets in a step or a message is measured alike.
 
-A block is measured by its unit's length, and these lengths are named after the ranks whose data they are: rank r's unit in
-an Allgatherv has one name on all ranks, what r sends to s in an Alltoallv another. Equal names are equal lengths, as MPI
-demands of the callers.
+A block is measured by its unit's length, and these lengths are named after the ranks whose data they are: rank r's unit
+in an Allgatherv has one name on all ranks, what r sends to s in an Alltoallv another. Equal names are equal lengths, as
+MPI demands of the callers. Used by verify alone.
 """
 
-from .steps import Buf, Peer, Recv, Reduce, Send, Vendor
+from .steps import Buf, Peer, Recv, Send, Vendor
 from .strict import fault
 
 # collective -> name of the length of a unit: (rank, whether it is of OUT, unit) -> name

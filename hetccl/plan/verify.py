@@ -29,8 +29,8 @@ def verify(plan, in_place=None):
     Proved: outputs hold what MPI says, each contribution exactly once, reduced in the same order on all ranks, in rank
     order in a scan; `final` is on the last reduce of each output and nowhere else, in a scan nowhere; messages match;
     no deadlock when a Send completes only once it is consumed; nothing undefined is read, IN is not written, SCRATCH is
-    not overrun; any two steps of a rank that touch the same memory, one of them writing, are ordered by `after`; where the
-    plan is `uneven`, the lengths of unequal units agree in every step and message.
+    not overrun; any two steps of a rank that touch the same memory, one of them writing, are ordered by `after`; where
+    the plan is `uneven`, the lengths of unequal units agree in every step and message.
     """
     programs = [plan.program(rank) for rank in range(plan.size)]
     check = _Check(plan, programs)

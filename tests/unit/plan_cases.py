@@ -49,7 +49,8 @@ def plans(collective, islands, roots):
     """
     one = len(islands) == 1
     alone = all(len(island) == 1 for island in islands)
-    flat = set(applicable(collective, islands)) - {"hier_direct", "hierarchical"} if not one and collective not in SCANS else set()
+    every = one or collective in SCANS
+    flat = set() if every else set(applicable(collective, islands)) - {"hier_direct", "hierarchical"}
     flat -= {"direct"} if collective == "allreduce" else set()
     for inner in ("flat",) if alone else ("flat", "vendor"):
         for algorithm in applicable(collective, islands, inner):

@@ -114,9 +114,9 @@ class Interpreter:
             earlier = {j for j in range(k) if hasattr(self.steps[r][j], "op")}
             if not earlier | set(other.after) <= self.done[r]:
                 return False
-        wide = step.op in ("alltoall", "scatter")
+        units = step.ranks if step.op in ("alltoall", "scatter") else (0,)
         given = [
-            [self.view(r, other.source, unit).copy() for unit in (step.ranks if wide else (0,))] if other.source else None
+            [self.view(r, other.source, unit).copy() for unit in units] if other.source else None
             for r, other in zip(step.ranks, steps)
         ]
         for j, ((r, k), other) in enumerate(zip(nodes, steps)):
