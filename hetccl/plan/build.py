@@ -80,8 +80,8 @@ def algorithms(collective):
 def applicable(collective, islands, inner="flat"):
     """Return the names of the algorithms that build takes for these islands.
 
-    With a vendor CCL inside, ranks of an island do not send to each other, so the flat ones need islands of one rank. Scans
-    have flat algorithms alone: ranks of an island need not follow one another.
+    With a vendor CCL inside, ranks of an island do not send to each other, so the flat ones need islands of one rank.
+    Scans have flat algorithms alone: ranks of an island need not follow one another.
     """
     _check("collective", collective, COLLECTIVES)
     if inner == "flat" or all(len(island) == 1 for island in islands):
@@ -120,7 +120,7 @@ def build(collective, islands, root=0, algorithm="auto", inner="flat", in_place=
         raise ValueError(f"root must be a rank from 0 to {size - 1}; given {root}")
     fitting = applicable(collective, islands, inner)
     if not fitting:
-        raise ValueError(f"no algorithm of {collective} has a vendor CCL inside islands of several ranks: inner='flat' has")
+        raise ValueError(f"{collective} needs inner='flat' for islands of several ranks; given {inner!r}")
     if algorithm == "auto":
         algorithm = select.table(collective, islands, inner)[-1][1]
     _check("algorithm", algorithm, algorithms(collective))

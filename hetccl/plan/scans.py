@@ -1,7 +1,7 @@
 """Algorithms of scans: rank r gets the reduction over ranks 0 to r, or below r in an exclusive scan.
 
-All ranks count as one island, in rank order. Each generator writes one rank's program: (layout, builder) -> None, for two
-ranks or more. What a rank sends covers a run of ranks, and the run of lower ranks is the left operand.
+All ranks count as one island, in rank order. Each generator writes one rank's program: (layout, builder) -> None, for
+two ranks or more. What a rank sends covers a run of ranks, and the run of lower ranks is the left operand.
 """
 
 from .steps import Buf, Peer
@@ -69,11 +69,14 @@ def exscan_chain(layout, b):
 
 
 def scan_recursive_doubling(layout, b):
-    """log2(p) rounds: at distance d a rank passes on the sum of the d ranks up to itself, or of all if they are fewer."""
+    """log2(p) rounds: at distance d a rank passes on the sum of the d ranks up to itself, or of all there are."""
     me, out = layout.rank, (OUT, 0, *layout.whole)
     total = own = (IN, 0, *layout.whole)
     if me == 0:
         b.copy(0, out, own)
+    elif me == 1 and layout.size > 2:  # it gets its result while rank 2 may still read IN
+        total = (SCRATCH, 0, *layout.whole)
+        b.copy(0, total, own)
     for k, distance in enumerate(_distances(layout)):
         if me + distance < layout.size:
             b.send(0, total, me + distance)

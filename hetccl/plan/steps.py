@@ -7,9 +7,9 @@ Buffers. IN, OUT and SCRATCH are rows of *units* of n elements each; n is known 
 (buf, unit k, lo, hi) is the elements [k*n + floor(n*lo), k*n + floor(n*hi)), so blocks with the same lo and hi have the
 same length for every n. Units of IN and OUT are listed by `units`.
 
-Unequal units. A plan whose `uneven` is true also runs when units differ in length: the block is then measured by its own
-unit's length instead of n. A unit of SCRATCH takes the length of the unit of IN that `Program.measures` names. Lengths of
-units that meet in a message, a Reduce or a Copy agree if the callers' counts do, as MPI demands of them.
+Unequal units. A plan whose `uneven` is true also runs when units differ in length: a block is then measured by its own
+unit's length instead of n. A unit of SCRATCH takes the length of the unit of IN that `Program.measures` names. Lengths
+of units that meet in a message, a Reduce or a Copy agree if the callers' counts do, as MPI demands of them.
 
 Messages. Each ordered pair of ranks is one FIFO lane: the i-th Send a -> b meets the i-th receive at b from a, receives
 being Recv steps and the Peer sources of Reduce steps, in program order and in source order inside a Reduce. Empty
@@ -21,7 +21,7 @@ steps of a rank, except that the sends and the receives of a lane keep program o
 
 In place. IN and OUT may be the same memory, as `in_place_alias` says. A Copy onto itself does nothing.
 
-Scans take the ranks in rank order, whatever the islands, and mark no Reduce as final: an average of a scan has no meaning.
+Scans take the ranks in rank order, whatever the islands, and mark no Reduce as final: their average has no meaning.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 COLLECTIVES = (
-    "allreduce", "reduce", "bcast", "allgather", "reduce_scatter_block", "alltoall", "gather", "scatter", "scan", "exscan",
-    "barrier",
+    "allreduce", "reduce", "bcast", "allgather", "reduce_scatter_block", "alltoall", "gather", "scatter", "scan",
+    "exscan", "barrier",
 )  # fmt: skip
 REDUCTIONS = frozenset(("allreduce", "reduce", "reduce_scatter_block", "scan", "exscan"))
 SCANS = frozenset(("scan", "exscan"))
@@ -191,7 +191,7 @@ def units(collective, size, rank, root):
 def in_place_alias(collective, size, rank, root, uneven=False):
     """Return {unit of OUT: unit of IN} that are the same memory in place (MPI 4.1, 6.2: "in place" option).
 
-    uneven : units of unequal length. Then OUT of a reduce-scatter would overlap several units of IN if it began where IN
+    uneven : units of unequal length. OUT of a reduce-scatter would overlap several units of IN if it began where IN
              does: it lies over the rank's own unit, and the executor moves it to the start of the buffer at the end.
     """
     if collective == "reduce_scatter_block":
