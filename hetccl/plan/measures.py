@@ -53,9 +53,7 @@ class _Measures:
             if unit >= len(measures):
                 raise fault(self.programs, rank, i, f"SCRATCH[{unit}] has no measure")
             unit = measures[unit]
-        name = _NAMES[self.plan.collective](rank, buf == Buf.OUT, unit)
-        in_pairs = self.plan.collective == "alltoall" and self.plan.in_place  # one count serves both directions
-        return tuple(sorted(name)) if in_pairs else name
+        return _NAMES[self.plan.collective](rank, buf == Buf.OUT, unit)
 
     def compare(self, rank, i, own, other, what):
         if own != other:

@@ -298,7 +298,7 @@ def test_ring_is_not_for_unequal_units(size):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_lengths_of_a_pair_belong_to_it(in_place):
-    """Out of place what goes one way and what comes back differ in length; in place one count serves both."""
+    """What goes one way and what comes back may differ in length."""
     whole = (Fraction(0), Fraction(1))
     plan = build("alltoall", contiguous((2,)), in_place=in_place)
     programs = {
