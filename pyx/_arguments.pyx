@@ -62,9 +62,10 @@ cdef int reducible(Span* span, str argument) except -1:
 
 
 cdef object datatype_in(object spec):
-    if isinstance(spec, (list, tuple)) and len(spec) > 1 and not isinstance(spec[-1], (str, list, tuple)):
-        return None if spec[-1] is None or PyIndex_Check(spec[-1]) else spec[-1]
-    return None
+    if not isinstance(spec, (list, tuple)) or len(spec) < 2:
+        return None
+    last = spec[len(spec) - 1]
+    return None if last is None or isinstance(last, (str, list, tuple)) or PyIndex_Check(last) else last
 
 
 cdef int64_t span_bytes(const Span* span) noexcept:

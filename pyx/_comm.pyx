@@ -2,6 +2,7 @@
 
 from hetccl._calls cimport CREATE, DUP, SPLIT, SPLIT_TYPE
 from hetccl._endpoint cimport Batch
+from hetccl._request cimport Request
 
 from hetccl import _endpoint
 from hetccl.errors import CommClosed

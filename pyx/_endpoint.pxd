@@ -7,7 +7,7 @@ from hetccl._buffer cimport Span
 from hetccl._executor cimport Executor
 from hetccl._kernels cimport hetccl_reduce_fn
 from hetccl._layout cimport Part
-from hetccl._program cimport Choice
+from hetccl._program cimport Choice, Program
 from hetccl._request cimport Request
 
 
@@ -16,6 +16,8 @@ cdef class Batch:                        # the calls inside `with comm.group():`
     cdef unsigned long thread
     cdef int depth
     cdef list calls                      # (Request, status)
+
+    cdef int run(self, list calls) except -1
 
 
 cdef class Endpoint:

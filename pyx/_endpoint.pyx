@@ -173,10 +173,10 @@ cdef class Endpoint:
 
     cdef int aim(self, Request request, int plan, int root, void* source, void* target, int64_t count, size_t itemsize,
                  bint in_place) except -1:
-        cdef Choice choice = self.choose(plan, root, in_place)
+        cdef Program program = self.choose(plan, root, in_place).pick(count * itemsize)
         request.work.collective = &request.collective
         request.collective.call = request.work.call
-        request.collective.program = <void*>choice.pick(count * itemsize)
+        request.collective.program = <void*>program
         request.collective.source = <unsigned char*>source
         request.collective.target = <unsigned char*>target
         request.collective.count = request.collective.portion = count
@@ -201,10 +201,12 @@ cdef class Endpoint:
         return 0
 
     cdef int declare(self, Request request, int root, int64_t op, Span* given, int64_t count) except -1:
+        cdef Program program
         if not self.check or request.check.mine != NULL:
             return 0
         check_open(&request.check, self.size)
-        request.check.program = <void*>self.choose(ALLGATHER, 0, False).pick(request.check.nwords * sizeof(int64_t))
+        program = self.choose(ALLGATHER, 0, False).pick(request.check.nwords * sizeof(int64_t))
+        request.check.program = <void*>program
         request.check.mine[CHECK_CALL] = request.work.call
         request.check.mine[CHECK_ROOT] = root
         request.check.mine[CHECK_OP] = op

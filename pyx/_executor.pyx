@@ -10,27 +10,21 @@ import os
 import time
 
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK, PROBE
-from hetccl._mailbox cimport (
-    MESSAGE_FAILED, MESSAGE_POSTED,
-)
+from hetccl._mailbox cimport MESSAGE_FAILED, MESSAGE_POSTED
 from hetccl._progress cimport (
-    hetccl_mutex_lock, hetccl_mutex_unlock, progress_close, progress_enter, progress_leave, progress_needed,
-    progress_open, progress_stop,
+    hetccl_mutex_lock, hetccl_mutex_unlock, progress_enter, progress_leave, progress_needed, progress_stop,
 )
-from hetccl._row cimport (
-    COLLECTIVE_DONE, COLLECTIVE_FAILED, COLLECTIVE_REFUSED, row_blockers, row_close, row_open, row_poll, row_push,
-)
+from hetccl._row cimport COLLECTIVE_FAILED
 from hetccl._shm cimport (
-    COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG,
-    HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED,
-    HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT, HETCCL_REASON_TIMEOUT, POINT_TO_POINT, hetccl_bell_arm,
-    hetccl_bell_disarm, hetccl_bell_ring, hetccl_bell_sleep, hetccl_header_t, hetccl_msg_t, hetccl_now_ns,
-    hetccl_rank_block_t, hetccl_shm_transport,
+    COLLECTIVE, HETCCL_AGAIN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG, HETCCL_FAULT_CULPRIT,
+    HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD,
+    HETCCL_REASON_FREED, HETCCL_REASON_LEFT, HETCCL_REASON_TIMEOUT, Segment, hetccl_bell_arm, hetccl_bell_disarm,
+    hetccl_bell_sleep, hetccl_header_t, hetccl_msg_t, hetccl_now_ns, hetccl_rank_block_t,
 )
 
 from hetccl._calls import CALLS
@@ -41,7 +35,6 @@ cdef extern from *:
     """
     #include <sched.h>
     #include <stdint.h>
-    #include <unistd.h>
     #if defined(__x86_64__) || defined(__i386__)
     #define hetccl_relax() __builtin_ia32_pause()
     #elif defined(__aarch64__)
@@ -54,7 +47,6 @@ cdef extern from *:
     void hetccl_relax() noexcept nogil
     uint64_t hetccl_load(uint64_t* word) noexcept nogil
     int sched_yield() noexcept nogil
-    int getpid() noexcept nogil
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() noexcept

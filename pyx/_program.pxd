@@ -62,8 +62,8 @@ cdef class Program:
     cdef uint8_t* states                 # nsteps, of the run under way: the communicator's lock allows one at a time
     cdef hetccl_msg_t* messages          # nmessages, likewise
 
-    cdef int compile_step(self, Step* out, step, dict turns) except -1
-    cdef int compile_sources(self, Step* out, step, dict turns) except -1
+    cdef int compile_step(self, Step* out, step, dict turns, tuple measures) except -1
+    cdef int compile_sources(self, Step* out, step, dict turns, tuple measures) except -1
 
 
 cdef class Choice:                       # the programs of one collective and root, by message size

@@ -168,8 +168,8 @@ cdef Place place_of(block, tuple measures) except *:
 cdef inline const Part* place_part(Run* run, Place* place) noexcept nogil:
     """The part that a place lies in, or for SCRATCH the one that it is measured by; NULL where units are alike."""
     if place.buf == SCRATCH:
-        return NULL if run.parts[IN] == NULL else &run.parts[IN][place.measure]
-    return NULL if run.parts[place.buf] == NULL else &run.parts[place.buf][place.unit]
+        return run.parts[IN] + place.measure if run.parts[IN] != NULL else NULL
+    return run.parts[place.buf] + place.unit if run.parts[place.buf] != NULL else NULL
 
 
 cdef inline int64_t place_count(Run* run, const Part* part) noexcept nogil:

@@ -61,6 +61,7 @@ cdef Request request_new(type kind, Executor executor, object membership, int ca
     request.executor = executor
     request.membership = membership
     request.work.call = call
+    request.persistent = kind is Prequest
     return request
 
 

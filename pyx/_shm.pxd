@@ -14,6 +14,7 @@ cdef extern from "hetccl/transport.h" nogil:
         HETCCL_EPEER
         HETCCL_ELENGTH
         HETCCL_ESYSTEM
+        HETCCL_ENOMEM
         HETCCL_ETAG
         HETCCL_MSG_NEW
         HETCCL_MSG_POSTED

@@ -18,6 +18,7 @@ enum hetccl_progress {
     HETCCL_ELENGTH = -2, /* the peer sent another length than this rank expects */
     HETCCL_ETAG = -4, /* the peer's message belongs to another collective */
     HETCCL_ESYSTEM = -3, /* a system call failed; msg.error holds errno */
+    HETCCL_ENOMEM = -5, /* no memory; no transport's, but those who use one share these numbers */
 };
 
 /* POSTED: all of the message is in the link's hands, and what is missing is the peer's acknowledgement. */
