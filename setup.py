@@ -13,6 +13,7 @@ MODULES = [
     "_lock",
     "_dtype",
     "_layout",
+    "_overlap",
     "_array",
     "_buffer",
     "_spec",

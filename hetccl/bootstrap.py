@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from hetccl import _buffer, _comm, _op, _shm, config, topology
+from hetccl import _buffer, _comm, _layout, _op, _shm, config, topology
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
@@ -171,6 +171,42 @@ def _mpi_datatypes():
                 bits = "" if kind in ("bool", "longdouble") else 8 * datatype.Get_size()
                 names[MPI._handleof(datatype)] = f"{kind}{bits}"
     return names
+
+
+def _decode(datatype):
+    """Description of a datatype for _layout.register_decoder, or None."""
+    if not isinstance(datatype, MPI.Datatype) or datatype == MPI.DATATYPE_NULL:
+        return None
+    if not datatype.is_predefined:
+        # MPI gives a freed datatype's handle to a new one, so that a layout must be forgotten at MPI_Type_free.
+        datatype.Set_attr(_layout_keyval(), True)
+    return _decode_tree(datatype)
+
+
+def _decode_tree(datatype):
+    extent = datatype.Get_extent()[1]
+    if datatype.is_predefined:
+        return "NAMED", extent, {"handle": MPI._handleof(datatype)}, ()
+    child, combiner, params = datatype.decode()
+    children = params.pop("datatypes", [child])
+    try:
+        described = [_decode_tree(inner) for inner in children if inner != MPI.DATATYPE_NULL]
+    finally:
+        for inner in children:  # decoding has made new references of them
+            if not inner.is_predefined:
+                inner.Free()
+    if "order" in params:
+        params["order"] = "F" if params["order"] == MPI.ORDER_FORTRAN else "C"
+    return combiner, extent, params, described
+
+
+@functools.cache
+def _layout_keyval():
+    return MPI.Datatype.Create_keyval(delete_fn=_forget_layout)
+
+
+def _forget_layout(datatype, keyval, value):
+    _layout.forget(MPI._handleof(datatype))
 
 
 def _describe_self():
@@ -329,4 +365,5 @@ class _Meeting:
 
 
 _buffer.register_mpi(_mpi_datatypes(), MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
+_layout.register_decoder(_decode)
 _op.register_mpi_ops(MPI.Op, _mpi_ops(), MPI._handleof)

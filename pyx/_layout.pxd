@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t
 
 cdef extern from "<sys/uio.h>" nogil:
-    ctypedef struct iovec:
+    cdef struct iovec:
         void* iov_base
         size_t iov_len
 
@@ -46,12 +46,25 @@ ctypedef struct Part:
 
 
 cdef class Layout:
-    """An MPI datatype, compiled. Owns its pieces; nothing in it changes."""
+    """An MPI datatype, compiled. Owns its pieces; all but `apart` is constant."""
 
     cdef hetccl_layout_t tree
-    cdef int code            # HETCCL_<dtype> that all of its elements have, or HETCCL_RAW
-    cdef bint contiguous     # size == extent, one run at 0: needs no layout
+    cdef hetccl_piece_t* pieces  # all but the root
+    cdef int64_t npieces
+    cdef int code                # HETCCL_<dtype> that all of its elements have, or HETCCL_RAW
+    cdef bint contiguous         # one run of size == extent bytes at 0, so that no layout is needed
+    # What layout_apart knows: the loops inside the root's, (count, bytes), the bytes that their body reaches over,
+    # whether the body touches none of them twice, and how many elements have been found to be apart.
+    cdef list loops
+    cdef object reach
+    cdef bint body_apart
+    cdef int64_t apart
+
+    cdef dict describe(self)
 
 
 # Of an mpi4py datatype; compiled once per datatype. TypeError naming arg for what cannot be carried.
 cdef Layout layout_of(object datatype, object arg)
+
+# Whether `count` elements surely touch no byte twice, told from their loops. A caller that knows better sets `apart`.
+cdef bint layout_apart(Layout self, int64_t count) except -1

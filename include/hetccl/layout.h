@@ -48,6 +48,8 @@ static inline __attribute__((always_inline)) void hetccl_runs_move(
             memcpy(memory, packed, (size_t)(n));                                                                     \
     }                                                                                                                \
     break
+    if (stride == run)
+        run *= count, count = 1;
     switch (run) {
     case 1: HETCCL_RUNS(1);
     case 2: HETCCL_RUNS(2);
