@@ -79,6 +79,7 @@ cdef class Mailbox:                      # all methods are called under the exec
     cdef int nbusy
     cdef Row anywhere                    # receives posted for ANY source, unmatched
     cdef HeldRow bound                   # messages set aside that a receive or take() has asked for
+    cdef int status                      # 0, or with what all traffic ended
     cdef int turn                        # where the search for ANY source begins
     cdef uint64_t order
     cdef size_t limit_nbytes             # for held_nbytes

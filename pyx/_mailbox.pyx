@@ -82,7 +82,9 @@ cdef class Mailbox:
     cdef void post_unmatched(self, Message* message) noexcept nogil:
         message.order = self.order
         self.order += 1
-        if message.peer == ANY:
+        if message.peer == ANY and self.status < 0:
+            self.finish(message, MESSAGE_FAILED, self.status)
+        elif message.peer == ANY:
             append(&self.anywhere, message)
         elif self.peers[message.peer].status < 0:
             self.refuse(message, message.peer)
@@ -157,8 +159,8 @@ cdef class Mailbox:
     cdef bint poll_receives(self, int rank) noexcept nogil:
         cdef Peer* peer = &self.peers[rank]
         cdef bint moved = peer.unloading.first != NULL and self.unload(rank)
-        cdef int i
-        for i in range(HEADS_PER_POLL):
+        cdef int _
+        for _ in range(HEADS_PER_POLL):
             if peer.current != NULL or peer.filling != NULL:
                 moved |= self.advance_head(rank)
                 if peer.current != NULL or peer.filling != NULL:
@@ -372,6 +374,7 @@ cdef class Mailbox:
         if peer != ANY:
             self.fail(peer, status, 0)
             return
+        self.status = status
         for rank in range(self.nranks):
             self.fail(rank, status, 0)
         while self.anywhere.first != NULL:

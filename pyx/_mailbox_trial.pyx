@@ -1,4 +1,4 @@
-"""Layer L3: mailboxes over segments of one process, one step at a time: the unit tests' entry to _mailbox. Not used else.
+"""Layer L3: a mailbox, one step at a time: the unit tests' entry to _mailbox. Not used else.
 
 The GIL serves as the executor's mutex.
 """
