@@ -69,9 +69,7 @@ def test_dst_may_be_any_source(op, dtype, nsources):
 @pytest.mark.parametrize("offset", [1, 3, 17])
 def test_any_address(op, dtype, offset):
     """dst and each source at another odd distance from a boundary."""
-    sources = [
-        Guarded(DTYPES[dtype][1], len(s), offset + 2 * i, s).raw for i, s in enumerate(sources_of(dtype, 3))
-    ]
+    sources = [Guarded(DTYPES[dtype][1], len(s), offset + 2 * i, s).raw for i, s in enumerate(sources_of(dtype, 3))]
     dst = Guarded(DTYPES[dtype][1], COUNTS[-1], offset)
     run(op, dtype, dst.raw, sources, None)
     np.testing.assert_array_equal(dst.values(), reference(op, dtype, sources_of(dtype, 3)))
