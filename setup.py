@@ -21,6 +21,7 @@ MODULES = [
     "_op",
     "_shm",
     "_program",
+    "_letters",
     "_mailbox",
     "_mailbox_trial",
     "_exchange",
