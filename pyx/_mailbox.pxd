@@ -5,8 +5,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from hetccl._letters cimport (
-    ANY, MESSAGE_COMPLETE, MESSAGE_FAILED, MESSAGE_IDLE, MESSAGE_MOVING, MESSAGE_POSTED, MESSAGE_TOO_LONG, Held, HeldRow,
-    Message, Row,
+    ANY, MESSAGE_COMPLETE, MESSAGE_FAILED, MESSAGE_IDLE, MESSAGE_MOVING, MESSAGE_POSTED, MESSAGE_TOO_LONG,
+    Held, HeldRow, Message, Row,
 )
 from hetccl._program cimport Link
 from hetccl._shm cimport hetccl_header_t
