@@ -32,6 +32,8 @@ cdef int host_span(object obj, Span* span, str argument, bint writable, int64_t 
     span_of(obj, span, argument, writable, blocks)
     if span.kind != HETCCL_MEM_HOST:
         raise NotImplementedError(f"{argument}: is device memory; this version's collectives run on host buffers")
+    if span.layout != NULL:
+        raise NotImplementedError(f"{argument}: has a datatype with gaps, which is not moved yet")
     return 0
 
 
@@ -39,6 +41,8 @@ cdef int match(Span* send, Span* recv, int64_t count) except -1:
     if send.dtype != recv.dtype:
         theirs = dtype_name(recv.dtype)
         raise TypeError(f"sendbuf: is {dtype_name(send.dtype)}, recvbuf {theirs}; they must be the same")
+    if send.itemsize != recv.itemsize:  # of raw elements
+        raise TypeError(f"sendbuf: has elements of {send.itemsize} bytes, recvbuf of {recv.itemsize}")
     if send.count != count:
         raise ValueError(f"sendbuf: has {send.count} elements where recvbuf's {recv.count} ask for {count}")
     if send.fortran != recv.fortran:

@@ -296,16 +296,20 @@ def test_w_parts_that_receive_are_apart(a):
         describe_parts([a, [1, 1, 1], [0, 4, 20], [COLUMN, COLUMN, MPI.FLOAT]], NPARTS, writable=True, w=True)
 
 
-@pytest.mark.parametrize("nparts", [4, 64, 900])
-def test_w_of_a_matrix_cut_into_blocks(nparts):
-    """Every block's range meets others'; there are too many runs to compare them one by one."""
-    side, edge = int(nparts**0.5), 40
+@pytest.mark.parametrize("side", [2, 8, 30])
+def test_w_of_a_matrix_cut_into_blocks(side):
+    """Every block's range meets others', and there are too many runs to compare them all: only loops tell."""
+    edge = 40
     matrix = np.zeros((side * edge, side * edge), "f4")
     datatypes = [
         MPI.FLOAT.Create_subarray(matrix.shape, (edge, edge), (edge * i, edge * j))
         for i in range(side)
         for j in range(side)
     ]
+    nparts = side * side
     assert describe_parts([matrix, datatypes], nparts, writable=True, w=True)[0]["count"] == matrix.nbytes
+    displs = [4 if i == nparts - side else 0 for i in range(nparts)]  # one block moves one column to the right
+    with pytest.raises(ValueError, match=f"obj: parts {nparts - side} and {nparts - side + 1} overlap"):
+        describe_parts([matrix, [1] * nparts, displs, datatypes], nparts, writable=True, w=True)
     for datatype in datatypes:
         datatype.Free()
