@@ -213,8 +213,9 @@ def check_op_undefined_for_dtype(comm):
         (np.complex64, (hetccl.MIN, hetccl.MAX)),
         (np.complex128, (hetccl.MIN, hetccl.MAX)),
         (np.bool_, (hetccl.AVG,)),
-        (ml_dtypes.float8_e4m3fn, (hetccl.SUM, hetccl.MAX)),
-        (ml_dtypes.float8_e5m2, (hetccl.SUM, hetccl.AVG)),
+        (ml_dtypes.float8_e4m3fn, (hetccl.LAND, hetccl.BXOR)),
+        (np.float32, (hetccl.LOR, hetccl.BAND, hetccl.MAXLOC)),
+        (np.int32, (hetccl.MINLOC,)),
     ):
         for op in ops:
             with raises(TypeError, names=np.dtype(dtype).name):
