@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from hetccl import _buffer, _comm, _op, _shm, config, topology
+from hetccl import _buffer, _comm, _endpoint, _layout, _op, _request, _shm, config, topology
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
+from hetccl.plan import uneven as uneven_algorithms
 from hetccl.plan.steps import COLLECTIVES
 
 log = config.LOGGER
@@ -80,11 +81,15 @@ class Membership:
     any_tag: int = MPI.ANY_TAG
     proc_null: int = MPI.PROC_NULL
 
-    def plans(self, collective, root, in_place):
-        """The collective's plans by message size: [(largest bytes or None, hetccl.plan.Plan)]."""
+    def plans(self, collective, root, in_place, uneven):
+        """The collective's plans by message size: [(largest bytes or None, hetccl.plan.Plan)].
+
+        uneven : units may differ in length
+        """
         groups = tuple(island.ranks for island in self.islands)
         wanted = self.settings.algorithm
-        table = ((None, wanted),) if wanted in algorithms(collective) else select.table(collective, groups)
+        fitting = uneven_algorithms(collective, groups) if uneven else algorithms(collective)
+        table = ((None, wanted),) if wanted in fitting else select.table(collective, groups, uneven=uneven)
         return [(limit, build(collective, groups, root, name, in_place=in_place)) for limit, name in table]
 
     def fill_status(self, status, source, tag, nbytes):
@@ -93,6 +98,41 @@ class Membership:
         status.Set_tag(tag)
         status.Set_error(MPI.SUCCESS)
         status.Set_elements(MPI.BYTE, nbytes)
+
+    def group(self, open_batch):
+        """The communicator's MPI.Group; called, it opens a batch of hetccl's."""
+        group = _Group(self.mpi.Get_group())
+        group.open_batch = open_batch
+        return group
+
+    def info(self, info):
+        """MPI's info for None."""
+        return MPI.INFO_NULL if info is None else info
+
+    def is_mpi_comm(self, other):
+        """Whether it is mpi4py's."""
+        return isinstance(other, MPI.Comm)
+
+    def free_mpi(self):
+        """Free the MPI communicator, if there still is MPI."""
+        if not MPI.Is_finalized():
+            self.mpi.Free()
+
+
+class _Group(MPI.Group):
+    """comm.group: mpi4py's attribute, and hetccl's `with comm.group():`."""
+
+    def __call__(self):
+        return self.open_batch()
+
+
+def _clear_status(status):
+    """Make it MPI's empty status."""
+    status.Set_source(MPI.ANY_SOURCE)
+    status.Set_tag(MPI.ANY_TAG)
+    status.Set_error(MPI.SUCCESS)
+    status.Set_elements(MPI.BYTE, 0)
+    status.Set_cancelled(False)
 
 
 def join(comm):
@@ -145,7 +185,7 @@ def check_communicator(comm):
 
 
 def _leave_all(reason="the program is ending"):
-    _comm.end(reason)
+    _endpoint.end(reason)
     for segment in list(_segments):
         segment.leave()
 
@@ -189,6 +229,42 @@ def _mpi_datatypes():
                 bits = 8 * datatype.Get_size() if kind in _SIZED else ""
                 found.append((datatype, f"{kind}{bits}"))
     return found
+
+
+def _decode(datatype):
+    """Description of a datatype for _layout.register_decoder, or None."""
+    if not isinstance(datatype, MPI.Datatype) or datatype == MPI.DATATYPE_NULL:
+        return None
+    if not datatype.is_predefined:
+        # MPI gives a freed datatype's handle to a new one, so that a layout must be forgotten at MPI_Type_free.
+        datatype.Set_attr(_layout_keyval(), True)
+    return _decode_tree(datatype)
+
+
+def _decode_tree(datatype):
+    extent = datatype.Get_extent()[1]
+    if datatype.is_predefined:
+        return "NAMED", extent, {"handle": MPI._handleof(datatype)}, ()
+    child, combiner, params = datatype.decode()
+    children = params.pop("datatypes", [child])
+    try:
+        described = [_decode_tree(inner) for inner in children if inner != MPI.DATATYPE_NULL]
+    finally:
+        for inner in children:  # decoding has made new references of them
+            if not inner.is_predefined:
+                inner.Free()
+    if "order" in params:
+        params["order"] = "F" if params["order"] == MPI.ORDER_FORTRAN else "C"
+    return combiner, extent, params, described
+
+
+@functools.cache
+def _layout_keyval():
+    return MPI.Datatype.Create_keyval(delete_fn=_forget_layout)
+
+
+def _forget_layout(datatype, keyval, value):
+    _layout.forget(MPI._handleof(datatype))
 
 
 def _describe_self():
@@ -350,4 +426,6 @@ _names = _mpi_datatypes()
 _usual = {name: datatype for datatype, name in reversed(_names)}
 _handles = {MPI._handleof(datatype): name for datatype, name in _names}
 _buffer.register_mpi(_handles, MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
+_layout.register_decoder(_decode)
 _op.register_mpi_ops(MPI.Op, _mpi_ops(), _usual, MPI._handleof, _function_of)
+_request.register_mpi_requests(MPI.Request, MPI.UNDEFINED, MPI.Status, _clear_status)

@@ -27,6 +27,7 @@ cdef extern from "hetccl/abi.h" nogil:
         HETCCL_SHORT_INT
         HETCCL_LONGDOUBLE_INT
         HETCCL_NDTYPES
+        HETCCL_RAW
 
         HETCCL_SUM
         HETCCL_PROD

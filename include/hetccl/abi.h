@@ -31,7 +31,8 @@ enum hetccl_dtype {
     HETCCL_INT_INT = 41,
     HETCCL_SHORT_INT = 42,
     HETCCL_LONGDOUBLE_INT = 43,
-    HETCCL_NDTYPES = 44
+    HETCCL_NDTYPES = 44,
+    HETCCL_RAW = 63 /* elements that can be moved, not computed with: no row of any table */
 };
 
 /* MINLOC and MAXLOC work on pairs of a value and an index, which lie in memory as the C compiler lays these out: so
