@@ -1,0 +1,77 @@
+"""hetccl does what mpi4py does, byte by byte: calls drawn by hypothesis, run with both on copies of the same buffers.
+
+The cases are the same in every run. tests/long has more of them.
+"""
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from mpi import compare_draw
+from mpi.compare_feed import Feeds
+
+LAYOUTS = ("A", "AB", "AAB", "ABAB", "AABBB")
+COLLECTIVES, TOGETHER, POINT_TO_POINT = 60, 10, 40
+
+
+def compare(feed, cases, number, first=0):
+    """Run `number` drawn cases; AssertionError with the smallest that hypothesis finds."""
+
+    @settings(
+        max_examples=number,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+        print_blob=False,
+    )
+    @seed(first)
+    @given(cases)
+    def run(case):
+        feed.check(case)
+
+    run()
+
+
+@pytest.fixture(scope="module")
+def feeds(request):
+    feeds = Feeds()
+    yield feeds
+    feeds.stop()
+    request.config.pluginmanager.get_plugin("terminalreporter").write_line(feeds.summary())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_collectives(layout, feeds):
+    compare(feeds[layout], compare_draw.collectives(len(layout)), COLLECTIVES)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_collectives_under_way_together(layout, feeds):
+    compare(feeds[layout], compare_draw.together(len(layout)), TOGETHER)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_point_to_point(layout, feeds):
+    compare(feeds[layout], compare_draw.point_to_point(len(layout)), POINT_TO_POINT)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ends_well(layout, feeds):
+    """The job that ran the cases ends with 0."""
+    feeds[layout].stop()
+
+
+def test_harness_finds_nothing_in_mpi4py(feeds):
+    """Compared with itself mpi4py has no faults: what is found elsewhere is not the harness's."""
+    feed = feeds["AAB", "mpi4py"]
+    compare(feed, st.one_of(compare_draw.collectives(3), compare_draw.point_to_point(3)), 60)
+
+
+@pytest.mark.parametrize(
+    "cases", [compare_draw.collectives(3), compare_draw.messages(3)], ids=["collectives", "messages"]
+)
+def test_harness_finds_planted_faults(cases, feeds):
+    """A wrong bit, a call that raises, a wrong tag: see prog_compare.Faulty."""
+    with pytest.raises(AssertionError):
+        compare(feeds["AAB", "faulty"], cases, 300)
