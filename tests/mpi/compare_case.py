@@ -230,6 +230,10 @@ def _made(kind, plain):
     return kind(**{**plain, **sides})
 
 
+# The side of a rooted call that counts at the root alone.
+_AT_ROOT = {"Gather": "recv", "Gatherv": "recv", "Reduce": "recv", "Scatter": "send", "Scatterv": "send"}
+
+
 def units(case, side, rank, size):
     """Units of each part of a rank's buffer; None where the rank's buffer does not count.
 
@@ -238,15 +242,7 @@ def units(case, side, rank, size):
     shape, counts, first = COLLECTIVES[case.call], case.counts, case.counts[0]
     if getattr(shape, side) is None:
         return None
-    alone = {
-        "Bcast": None,
-        "Gather": "recv",
-        "Gatherv": "recv",
-        "Reduce": "recv",
-        "Scatter": "send",
-        "Scatterv": "send",
-    }
-    if alone.get(case.call) == side and rank != case.root:
+    if _AT_ROOT.get(case.call) == side and rank != case.root:
         return None
     kind = getattr(shape, side)
     if case.call == "Reduce_scatter":

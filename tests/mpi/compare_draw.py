@@ -24,9 +24,8 @@ def chance(draw, one_in):
 def sides(draw, kind, size, derived):
     """A Side for a buffer of a kind; derived: it may have a datatype of its own."""
     names = cc.DATATYPES if derived else ("base",)
-    types = draw(
-        st.lists(st.tuples(st.sampled_from(names), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=3)
-    )
+    description = st.tuples(st.sampled_from(names), st.integers(0, 7), st.integers(0, 7))
+    types = draw(st.lists(description, min_size=1, max_size=3))
     return cc.Side(
         spec=draw(st.sampled_from(SPECS["one" if kind in (None, "blocks") else kind])),
         types=[list(one) for one in types] if any(one[0] != "base" for one in types) else [["base"]],
@@ -122,9 +121,9 @@ COMPLETIONS = ("waitall", "wait", "test", "testall", "waitany", "testany", "wait
 
 
 @st.composite
-def messages(draw, size):
+def messages(draw, size, patterns=PATTERNS):
     """Messages between any ranks, and receives in an order of their own."""
-    pattern = draw(st.sampled_from(PATTERNS))
+    pattern = draw(st.sampled_from(patterns))
     scale = draw(st.sampled_from(SCALES))
     one = st.tuples(
         st.integers(-1, size - 1),
@@ -227,5 +226,6 @@ def refused(draw):
     return cc.Refused(call, draw(st.sampled_from(faults)))
 
 
-def point_to_point(size):
-    return st.one_of(messages(size), messages(size), messages(size), shifts(size), refused())
+def point_to_point(size, patterns=PATTERNS):
+    """Any case of point-to-point calls."""
+    return st.one_of(*[messages(size, patterns)] * 3, shifts(size), refused())

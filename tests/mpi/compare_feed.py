@@ -47,7 +47,7 @@ class Feed:
         self.stop()
 
     def check(self, case):
-        """AssertionError unless the case does the same on all ranks. It is printed: hypothesis looks for a smaller one."""
+        """AssertionError unless the case does the same on all ranks."""
         self.counts[label(case)] += 1
         text = compare_case.dump(case)
         problems = self._run(text)

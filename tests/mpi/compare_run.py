@@ -8,7 +8,6 @@ import numpy as np
 from compare_buffers import Buffer
 from compare_case import COLLECTIVES, COMPLEX, DIFFERENCES, dump, units
 from compare_faults import spoil
-from mpi4py import MPI
 
 WAIT_S = 60
 

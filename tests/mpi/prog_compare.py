@@ -1,4 +1,4 @@
-"""Run the cases that pytest sends with mpi4py and with hetccl: arguments are <report folder> <layout> <socket> <subject>.
+"""Run the cases that pytest sends with mpi4py and with hetccl; arguments: <report folder> <layout> <socket> <subject>.
 
 Every rank holds a connection to pytest: a line is a case, the answer says what is wrong with it on this rank. Subject
 "mpi4py" compares mpi4py with itself, and "faulty" with one that sometimes does wrong: what the harness finds there are
@@ -83,7 +83,7 @@ def libraries(subject, freed):
 
 
 def answer(theirs, ours, line, rank, size):
-    """{} if all is well, else what is wrong, and whether the communicator may be used on: always, or if all ranks say so."""
+    """{} if all is well, else what is wrong, and whether the communicator may be used on: "all": if all ranks say so."""
     case = load(line)
     place = size - 1 - rank if getattr(case, "comm", "world") == "reversed" else rank
     try:

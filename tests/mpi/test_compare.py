@@ -12,9 +12,14 @@ from mpi.compare_feed import Feeds
 
 LAYOUTS = ("A", "AB", "AAB", "ABAB", "AABBB")
 COLLECTIVES, TOGETHER, POINT_TO_POINT = 60, 10, 40
+# What mpi4py alone can run: it has no groups, and Open MPI's nonblocking Alltoallw fails in place.
+COMPARABLE = {
+    "collectives": compare_draw.collectives(3, forms=("blocking",)),
+    "messages": compare_draw.point_to_point(3, [name for name in compare_draw.PATTERNS if name != "group"]),
+}
 
 
-def compare(feed, cases, number, first=0):
+def compare(feed, cases, number, first=0, phases=(Phase.generate, Phase.shrink)):
     """Run `number` drawn cases; AssertionError with the smallest that hypothesis finds."""
 
     @settings(
@@ -22,7 +27,7 @@ def compare(feed, cases, number, first=0):
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
+        phases=phases,
         print_blob=False,
     )
     @seed(first)
@@ -64,14 +69,11 @@ def test_ends_well(layout, feeds):
 
 def test_harness_finds_nothing_in_mpi4py(feeds):
     """Compared with itself mpi4py has no faults: what is found elsewhere is not the harness's."""
-    feed = feeds["AAB", "mpi4py"]
-    compare(feed, st.one_of(compare_draw.collectives(3), compare_draw.point_to_point(3)), 60)
+    compare(feeds["AAB", "mpi4py"], st.one_of(*COMPARABLE.values()), 60)
 
 
-@pytest.mark.parametrize(
-    "cases", [compare_draw.collectives(3), compare_draw.messages(3)], ids=["collectives", "messages"]
-)
+@pytest.mark.parametrize("cases", COMPARABLE.values(), ids=COMPARABLE)
 def test_harness_finds_planted_faults(cases, feeds):
     """A wrong bit, a call that raises, a wrong tag: see prog_compare.Faulty."""
-    with pytest.raises(AssertionError):
-        compare(feeds["AAB", "faulty"], cases, 300)
+    with pytest.raises(AssertionError, match="rank"):
+        compare(feeds["AAB", "faulty"], cases, 300, phases=[Phase.generate])
