@@ -131,7 +131,7 @@ def messages(draw, size, patterns=PATTERNS):
         st.integers(0, 4),
         st.integers(0, 4).map(lambda number: number * scale),
     )
-    found = [list(message) for message in draw(st.lists(one, max_size=8))]
+    found = [list(message) for message in draw(st.lists(one, min_size=1, max_size=8))]
     order = draw(st.permutations(range(len(found)))) if pattern != "turns" else list(range(len(found)))
     wishes = draw(st.lists(st.integers(0, 2), min_size=len(found), max_size=len(found)))
     derived = chance(draw, 2)

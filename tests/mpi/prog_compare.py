@@ -52,11 +52,9 @@ class Faulty(MPI.Intracomm):
         if isinstance(recvbuf, np.ndarray) and recvbuf.size > 3 and self.rank == self.size - 1:
             recvbuf.view(np.uint8)[-1] ^= 1
 
-    def Send(self, buf, dest, tag=0):
-        super().Send(buf, dest, tag ^ (tag == 3))
-
-    def Ialltoallv(self, sendbuf, recvbuf):
-        raise ValueError("planted")
+    def Recv(self, buf, source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG, status=None):
+        super().Recv(buf, source, tag, status)
+        status.Set_tag(9)
 
 
 def communicators(world, freed):
@@ -83,7 +81,7 @@ def libraries(subject, freed):
 
 
 def answer(theirs, ours, line, rank, size):
-    """{} if all is well, else what is wrong, and whether the communicator may be used on: "all": if all ranks say so."""
+    """{} if all is well, else what is wrong and whether the communicator may be used on; "all": if all ranks say so."""
     case = load(line)
     place = size - 1 - rank if getattr(case, "comm", "world") == "reversed" else rank
     try:

@@ -74,6 +74,6 @@ def test_harness_finds_nothing_in_mpi4py(feeds):
 
 @pytest.mark.parametrize("cases", COMPARABLE.values(), ids=COMPARABLE)
 def test_harness_finds_planted_faults(cases, feeds):
-    """A wrong bit, a call that raises, a wrong tag: see prog_compare.Faulty."""
+    """A wrong bit, a wrong tag: see prog_compare.Faulty."""
     with pytest.raises(AssertionError, match="rank"):
         compare(feeds["AAB", "faulty"], cases, 300, phases=[Phase.generate])
