@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
 import launch
 from mpi import compare_case
 from mpi.jobs import HERE, environment
@@ -16,6 +18,8 @@ from mpi.jobs import HERE, environment
 # What a wait of hetccl may last, what a case may, and how long the other ranks have when one has met a fault.
 TIMEOUT_S, CASE_S, REST_S = 20, 90, 5
 START_S = 60
+# The answer of a rank that is gone.
+ENDED = {"problem": "the process ended", "usable": False}
 
 
 def label(case):
@@ -29,12 +33,12 @@ class Feed:
     """One layout's job; a context manager.
 
     layout  : one letter per rank, its island
-    subject : "hetccl", "mpi4py" or "faulty": see prog_compare
+    subject : "hetccl", "mpi4py" or "faulty": see prog_compare      env, mpi : as for launch.start
     counts  : Counter of the cases by call
     """
 
-    def __init__(self, layout, subject="hetccl", env=None):
-        self.layout, self.subject = layout, subject
+    def __init__(self, layout, subject="hetccl", env=None, mpi=None):
+        self.layout, self.subject, self.mpi = layout, subject, mpi
         self.env = {"HETCCL_TIMEOUT": str(TIMEOUT_S), **(env or {})}
         self.counts = collections.Counter()
         self.resources = contextlib.ExitStack()
@@ -78,12 +82,12 @@ class Feed:
                 end = min(end, time.monotonic() + REST_S)
         problems = [f"rank {rank}: {found['problem']}" for rank, found in sorted(answers.items()) if found]
         missing = sorted(set(self.ranks) - set(answers))
-        usable = all(found.get("usable", True) for found in answers.values())
+        verdicts = {found.get("usable", True) for found in answers.values()}
         if missing:
             problems.append(f"no answer from ranks {missing}")
-        if missing or not usable:
+        if missing or not (verdicts == {True} or verdicts == {"all"}):
             output = self._abort()
-            problems += [output] if missing and len(problems) == 1 else []
+            problems += [output] if len(missing) == len(self.ranks) or ENDED in answers.values() else []
         return problems
 
     def _read(self, end, ranks):
@@ -95,7 +99,7 @@ class Feed:
         found = {}
         for key, _ in ready:
             line = self.ranks[key.data][1].readline()
-            found[key.data] = json.loads(line) if line else {"problem": "the process ended", "usable": False}
+            found[key.data] = json.loads(line) if line else ENDED
         return found
 
     def _start(self):
@@ -105,11 +109,9 @@ class Feed:
         server.bind(str(path))
         server.listen(len(self.layout))
         server.settimeout(START_S)
-        labels = environment(self.layout)
         arguments = (folder, self.layout, path, self.subject)
-        self.job = launch.start(
-            len(self.layout), HERE / "prog_compare.py", *arguments, per_rank_env=labels, env=self.env
-        )
+        options = {"per_rank_env": environment(self.layout), "env": self.env, "mpi": self.mpi}
+        self.job = launch.start(len(self.layout), HERE / "prog_compare.py", *arguments, **options)
         self.ranks = {}
         try:
             for _ in self.layout:
@@ -134,12 +136,12 @@ class Feed:
 class Feeds:
     """Feeds by layout, or by (layout, subject), started when first asked for."""
 
-    def __init__(self, env=None):
-        self.env, self.feeds = env, {}
+    def __init__(self, **options):
+        self.options, self.feeds = options, {}
 
     def __getitem__(self, key):
         if key not in self.feeds:
-            self.feeds[key] = Feed(*([key] if isinstance(key, str) else key), env=self.env)
+            self.feeds[key] = Feed(*([key] if isinstance(key, str) else key), **self.options)
         return self.feeds[key]
 
     def stop(self):
@@ -151,3 +153,22 @@ class Feeds:
         counts = sum((feed.counts for feed in self.feeds.values() if feed.subject == "hetccl"), collections.Counter())
         each = ", ".join(f"{name} {counts[name]}" for name in sorted(counts))
         return f"compared with mpi4py: {counts.total()} cases ({each})"
+
+
+def compare(feed, cases, number, first=0, phases=(Phase.generate, Phase.shrink)):
+    """Run `number` drawn cases; AssertionError with the smallest that hypothesis finds."""
+
+    @settings(
+        max_examples=number,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=phases,
+        print_blob=False,
+    )
+    @seed(first)
+    @given(cases)
+    def run(case):
+        feed.check(case)
+
+    run()

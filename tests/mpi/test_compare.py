@@ -4,11 +4,11 @@ The cases are the same in every run. tests/long has more of them.
 """
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 
 from mpi import compare_draw
-from mpi.compare_feed import Feeds
+from mpi.compare_feed import Feeds, compare
 
 LAYOUTS = ("A", "AB", "AAB", "ABAB", "AABBB")
 COLLECTIVES, TOGETHER, POINT_TO_POINT = 60, 10, 40
@@ -17,25 +17,6 @@ COMPARABLE = {
     "collectives": compare_draw.collectives(3, forms=("blocking",)),
     "messages": compare_draw.point_to_point(3, [name for name in compare_draw.PATTERNS if name != "group"]),
 }
-
-
-def compare(feed, cases, number, first=0, phases=(Phase.generate, Phase.shrink)):
-    """Run `number` drawn cases; AssertionError with the smallest that hypothesis finds."""
-
-    @settings(
-        max_examples=number,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=phases,
-        print_blob=False,
-    )
-    @seed(first)
-    @given(cases)
-    def run(case):
-        feed.check(case)
-
-    run()
 
 
 @pytest.fixture(scope="module")
