@@ -1,0 +1,99 @@
+"""pytest's side: runs mpi4py's test files in jobs, on hetccl or as they are, and compares what passed with expected.py.
+
+A job runs all files that are run with its number of ranks; it is started at the first question about one of them.
+"""
+
+import collections
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import launch
+
+from mpi import jobs
+from mpi4py_suite import expected
+
+HERE = Path(__file__).resolve().parent
+JOB_S = 150
+# Jobs for one number of ranks: a test that hangs or crashes costs one, and the next goes on behind it.
+MOST_JOBS = 4
+
+
+class Result(NamedTuple):
+    """What became of a test: outcome is "passed", "skipped", "failed" or "unfinished"; why: of the rank that says so."""
+
+    outcome: str
+    why: str
+
+
+def of_ranks(lines):
+    """One Result of the lines that the ranks wrote about a test: the worst one counts."""
+    worst = max(lines, key=lambda line: ("passed", "skipped", "failed").index(line["outcome"]))
+    why = f"rank {worst['rank']}: {worst['why']}" if worst["outcome"] == "failed" else worst["why"]
+    return Result(worst["outcome"], why)
+
+
+def run(tests_folder, subject, files, ranks, mpi=None, timeout_s=JOB_S):
+    """Run test files in jobs of `ranks` ranks.
+
+    subject : "hetccl", or "mpi" for mpi4py's own communicators
+    Returns : dict, the tests' names in their order -> Result
+    """
+    results, last_done = {}, ""
+    for _ in range(MOST_JOBS):
+        names, lines, text = _job(tests_folder, subject, files, ranks, last_done, mpi, timeout_s)
+        if not names:
+            raise AssertionError(f"the job ended before its first test\n{text}")
+        for name in names[names.index(last_done) + 1 if last_done else 0 :]:
+            last_done, complete = name, len(lines[name]) == ranks
+            results[name] = of_ranks(lines[name]) if complete else Result("unfinished", text)
+            if not complete:
+                break
+        if len(results) == len(names):
+            break
+    return {name: results.get(name, Result("unfinished", "too many tests ended their jobs")) for name in names}
+
+
+def _job(tests_folder, subject, files, ranks, last_done, mpi, timeout_s):
+    """(names of all tests, {name: lines of the ranks that finished it}, all output)"""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (folder, tests_folder, subject, last_done, *files)
+        options = {"env": {"HETCCL_TIMEOUT": "15"}, "mpi": mpi, "timeout": timeout_s, "check": False}
+        try:
+            text = launch.mpirun(ranks, HERE / "prog_suite.py", *arguments, **options).report()
+        except launch.JobTimeout as error:
+            text = str(error)
+        names, lines = [], collections.defaultdict(list)
+        for line in jobs.read_reports(folder, ranks):
+            if "names" in line:
+                names = line["names"]
+            else:
+                lines[line["name"]].append(line)
+    return names, lines, text
+
+
+def faults(results, ranks):
+    """What is not as expected.py says: [text]. What mpi4py's own conditions skip is neither here nor there."""
+    wrong = []
+    for name, (outcome, why) in results.items():
+        entry = expected.difference(name, ranks)
+        if entry is None and outcome not in ("passed", "skipped"):
+            wrong.append(f"{name} {outcome}\n{why}")
+        elif entry is not None and entry.run and outcome == "passed":
+            wrong.append(f"{name} passed, but expected.py says that it cannot: {entry.reason}")
+    return wrong
+
+
+class Runs:
+    """The jobs of one pytest session: {(mpi, ranks): results of all files that were chosen}."""
+
+    def __init__(self, tests_folder, chosen):
+        self.tests_folder = tests_folder
+        self.chosen = chosen
+        self.results = {}
+
+    def of(self, mpi, ranks, file):
+        """{test: Result} of a file."""
+        if (mpi, ranks) not in self.results:
+            self.results[mpi, ranks] = run(self.tests_folder, "hetccl", self.chosen[mpi, ranks], ranks, mpi)
+        return {name: got for name, got in self.results[mpi, ranks].items() if name.startswith(f"{file}.")}
