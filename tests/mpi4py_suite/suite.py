@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import launch
-
 from mpi import jobs
 from mpi4py_suite import expected
 
@@ -20,7 +19,7 @@ MOST_JOBS = 4
 
 
 class Result(NamedTuple):
-    """What became of a test: outcome is "passed", "skipped", "failed" or "unfinished"; why: of the rank that says so."""
+    """What became of a test. outcome: "passed", "skipped", "failed" or "unfinished"; why: of the rank that says so"""
 
     outcome: str
     why: str
@@ -79,8 +78,8 @@ def faults(results, ranks):
         entry = expected.difference(name, ranks)
         if entry is None and outcome not in ("passed", "skipped"):
             wrong.append(f"{name} {outcome}\n{why}")
-        elif entry is not None and entry.run and outcome == "passed":
-            wrong.append(f"{name} passed, but expected.py says that it cannot: {entry.reason}")
+        elif entry is not None and entry.run and outcome in ("passed", "unfinished"):
+            wrong.append(f"{name} {outcome}, but expected.py says that it fails: {entry.reason}\n{why}")
     return wrong
 
 

@@ -1,10 +1,10 @@
-"""mpi4py's own tests on hetccl: exactly those pass that expected.py does not except; a test here is a file of theirs."""
+"""mpi4py's own tests on hetccl: those that expected.py does not except pass; a test here is one file of theirs."""
 
 import collections
 
-import launch
 import pytest
 
+import launch
 from mpi4py_suite import expected, fetch, suite
 
 # On other MPIs than the default one a job of one size: hetccl's own calls leave MPI alone.
