@@ -19,7 +19,7 @@ MOST_JOBS = 4
 
 
 class Result(NamedTuple):
-    """What became of a test. outcome: "passed", "skipped", "failed" or "unfinished"; why: of the rank that says so"""
+    """What became of a test. outcome: "passed", "skipped", "failed" or "unfinished"; why: of the rank that says so."""
 
     outcome: str
     why: str
@@ -83,8 +83,30 @@ def faults(results, ranks):
     return wrong
 
 
+class Counts(NamedTuple):
+    """A row of the table in docs/mpi4py-suite.md. skipped: by the file itself, for want of a GPU's library or an MPI's
+    function; none is counted twice."""
+
+    tests: int
+    passed: int
+    differ: int
+    not_applicable: int
+    skipped: int
+
+
+def count(results, ranks):
+    """The Counts of one file's results."""
+    entries = [expected.difference(name, ranks) for name in results]
+    outcomes = collections.Counter(got.outcome for got, entry in zip(results.values(), entries) if entry is None)
+    applies = collections.Counter(entry.applies for entry in entries if entry is not None)
+    return Counts(len(results), outcomes["passed"], applies[True], applies[False], outcomes["skipped"])
+
+
 class Runs:
-    """The jobs of one pytest session: {(mpi, ranks): results of all files that were chosen}."""
+    """The jobs of one pytest session, and what was found: {(mpi, ranks): {file: {test: Result}}}.
+
+    chosen : {(mpi, ranks): files that pytest selected}, which go into one job
+    """
 
     def __init__(self, tests_folder, chosen):
         self.tests_folder = tests_folder
@@ -93,6 +115,10 @@ class Runs:
 
     def of(self, mpi, ranks, file):
         """{test: Result} of a file."""
-        if (mpi, ranks) not in self.results:
-            self.results[mpi, ranks] = run(self.tests_folder, "hetccl", self.chosen[mpi, ranks], ranks, mpi)
-        return {name: got for name, got in self.results[mpi, ranks].items() if name.startswith(f"{file}.")}
+        if file not in self.results.get((mpi, ranks), {}):
+            files = list(dict.fromkeys([file, *self.chosen[mpi, ranks]]))
+            found = run(self.tests_folder, "hetccl", files, ranks, mpi)
+            by_file = self.results[mpi, ranks] = {name: {} for name in files}
+            for name, result in found.items():
+                by_file[name.split(".")[0]][name] = result
+        return self.results[mpi, ranks][file]
