@@ -38,9 +38,6 @@ FILES = {
     "test_cco_obj": PASSED_ON,
     "test_p2p_obj": PASSED_ON,
     "test_p2p_buf_part": PASSED_ON,
-    "test_cco_ngh_buf": PASSED_ON,
-    "test_cco_ngh_obj": PASSED_ON,
-    "test_cco_pr_ngh_buf": PASSED_ON,
     "test_comm_topo": PASSED_ON,
 }
 
@@ -48,6 +45,7 @@ FILES = {
 GIVES_AWAY = "gives the communicator to a class or function of mpi4py, which takes no hetccl.Comm: comm.mpi is for that"
 INTER = "is about intercommunicators, which hetccl.Comm refuses"
 NO_TRAFFIC = "is about objects of MPI, or of Python, that move no data"
+OF_MPI = "works on what Create_cart and Create_graph return, which are MPI's own communicators"
 SEPARATE = "is about windows, files, sessions or processes, which hetccl has nothing to do with"
 NOT_RUN = {
     "test_address": NO_TRAFFIC,
@@ -56,6 +54,9 @@ NOT_RUN = {
     "test_cco_buf_inter": INTER,
     "test_cco_obj_inter": INTER,
     "test_cco_vec_inter": INTER,
+    "test_cco_ngh_buf": OF_MPI,
+    "test_cco_ngh_obj": OF_MPI,
+    "test_cco_pr_ngh_buf": OF_MPI,
     "test_cffi": NO_TRAFFIC,
     "test_comm_inter": INTER,
     "test_ctypes": NO_TRAFFIC,
@@ -115,9 +116,12 @@ class Difference(NamedTuple):
 
 HANDLES = "makes, copies or pickles a handle of MPI; hetccl's objects have none"
 UNBOUND = "calls a method of mpi4py's class on a hetccl.Comm, which mpi4py does not check and reads as its own"
-FAKE_GPU = "passes host memory as a GPU's by __cuda_array_interface__; hetccl takes the word of it"
+FAKE_GPU = "passes host memory as a GPU's; hetccl takes the word of it"
+ABSOLUTE = "MPI.BOTTOM is refused: whether absolute addresses lie in the caller's memory cannot be checked"
+CLASS_OF_ERROR = "an error of another class: TypeError where mpi4py raises KeyError or ValueError"
 
 DIFFERENCES = (
+    Difference("cco_*vec.*.testAlltoallwBottom", True, ABSOLUTE),
     Difference("comm.*.testCompare", False, GIVES_AWAY),
     Difference("comm.*.testConstructor", False, GIVES_AWAY),
     Difference("comm.*.testCreate", False, UNBOUND, run=False),
@@ -126,16 +130,23 @@ DIFFERENCES = (
     Difference("comm.*.testIDup", False, UNBOUND, run=False),
     Difference("comm.*.testIDupWithInfo", False, UNBOUND, run=False),
     Difference("comm.*.testPickle", False, HANDLES),
+    Difference("comm.*.testPyProps", True, "the type of comm.group is a subclass of MPI.Group, to serve `with` too"),
     Difference("msgspec.TestMessageCAIBuf.*", False, FAKE_GPU),
     Difference("msgspec.TestMessageSimpleCAIBuf.testArray*", False, FAKE_GPU),
     Difference("msgspec.TestMessageVectorCAIBuf.*", False, FAKE_GPU),
     Difference("msgspec.TestMessageVectorW.testMessageCAIBuf", False, FAKE_GPU),
-    Difference("msgspec.TestMessageSimpleDLPackGPUBuf*.testArray*", False, "passes host memory as a GPU's by DLPack"),
+    Difference("msgspec.TestMessageSimpleDLPackGPUBuf*.testArray*", False, FAKE_GPU),
     Difference("msgspec.TestMessageRMA.*", False, SEPARATE),
+    Difference("msgspec.TestMessageSimple.testMessageBad", True, CLASS_OF_ERROR),
+    Difference("msgspec.TestMessageVector.testMessageBad", True, CLASS_OF_ERROR),
+    Difference("msgspec.TestMessageVectorW.testMessageBad", True, CLASS_OF_ERROR),
+    Difference("msgspec.TestMessage*.testMessageBottom", True, ABSOLUTE),
+    Difference("msgspec.TestMessageSimpleNumPy.testByteOrder", True, "byte-swapped arrays are moved as they are"),
     Difference("p2p_buf.*.testConstructor", False, HANDLES),
     Difference("p2p_buf.*.testProbeCancel", True, "Cancel raises NotImplementedError: no message is ever taken back"),
     Difference("p2p_buf_matched.TestMessage.*", False, HANDLES),
     Difference("p2p_obj.*.testCommLock", False, GIVES_AWAY),
+    Difference("p2p_obj.*.testMixed", True, "receives by recv what Send has sent: only MPI has pickles", run=False),
 )
 
 
