@@ -1,0 +1,29 @@
+"""The reductions."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py.MPI import Datatype
+
+class Op:
+    name: str
+    @classmethod
+    def Create(
+        cls, function: Callable[[memoryview, memoryview, Datatype | None], None], commute: bool = False
+    ) -> Op: ...
+
+def premul_sum(factor: Any) -> Op: ...
+
+SUM: Op
+PROD: Op
+MIN: Op
+MAX: Op
+AVG: Op
+LAND: Op
+LOR: Op
+LXOR: Op
+BAND: Op
+BOR: Op
+BXOR: Op
+MINLOC: Op
+MAXLOC: Op
