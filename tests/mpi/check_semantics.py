@@ -212,9 +212,7 @@ def check_in_place_of_vector_calls(comm):
         here = RANK == root
         every = np.zeros(sum(COUNTS))
         every[STARTS[RANK] :][: COUNTS[RANK]] = ramp(RANK, COUNTS[RANK])
-        comm.Gatherv(
-            MPI.IN_PLACE if here else ramp(RANK, COUNTS[RANK]), [every, COUNTS] if here else None, root=root
-        )
+        comm.Gatherv(MPI.IN_PLACE if here else ramp(RANK, COUNTS[RANK]), [every, COUNTS] if here else None, root=root)
         assert not here or (every == whole).all()
         block = np.zeros(COUNTS[RANK])
         comm.Scatterv([whole.copy(), COUNTS] if here else None, MPI.IN_PLACE if here else block, root=root)
