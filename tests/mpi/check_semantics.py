@@ -113,7 +113,7 @@ def check_raw_dtypes_move(comm):
         parts = [part.astype(np.uint8).view(dtype) for part in bits]
         data, every = parts[RANK].copy(), np.zeros((SIZE, 5), dtype)
         comm.Allgather(data, every)
-        equal(as_bytes(every), joined(lambda rank: as_bytes(parts[rank])))
+        equal(as_bytes(every), np.concatenate([as_bytes(part) for part in parts]))
         comm.Bcast(data, root=SIZE - 1)
         equal(as_bytes(data), as_bytes(parts[SIZE - 1]))
         with raises(TypeError):
@@ -189,7 +189,7 @@ def check_displacements_beyond_2_gib(comm):
 def check_in_place_of_rooted_calls(comm):
     """Gather and Scatter at every root: the root's own block stays where it is."""
     for root in EVERY:
-        here = RANK == root
+        here = root == RANK
         every, block, send = Guarded(np.zeros(4 * SIZE)), np.zeros(4), Guarded(ramp(root, 4 * SIZE))
         every.array[4 * RANK :][:4] = ramp(RANK, 4)
         comm.Gather(MPI.IN_PLACE if here else ramp(RANK, 4), every.array if here else None, root=root)
@@ -209,7 +209,7 @@ def check_in_place_of_vector_calls(comm):
     comm.Allgatherv(MPI.IN_PLACE, [every, COUNTS])
     equal(every, whole)
     for root in EVERY:
-        here = RANK == root
+        here = root == RANK
         every = np.zeros(sum(COUNTS))
         every[STARTS[RANK] :][: COUNTS[RANK]] = ramp(RANK, COUNTS[RANK])
         comm.Gatherv(MPI.IN_PLACE if here else ramp(RANK, COUNTS[RANK]), [every, COUNTS] if here else None, root=root)
@@ -240,7 +240,7 @@ def check_in_place_of_scans(comm):
 def check_in_place_elsewhere_is_refused(comm):
     """IN_PLACE means something at the root alone."""
     for root in EVERY:
-        if RANK != root:
+        if root != RANK:
             for call, argument in (
                 (lambda root=root: comm.Reduce(MPI.IN_PLACE, ramp(RANK), root=root), "sendbuf"),
                 (lambda root=root: comm.Gather(MPI.IN_PLACE, None, root=root), "sendbuf"),
@@ -324,11 +324,11 @@ def check_roots_of_gather_and_scatter(comm):
     """At every root; the other side's buffer means nothing elsewhere, and may be None or anything."""
     for root in EVERY:
         for elsewhere in (None, np.zeros(1, np.int8)):
-            every = np.zeros((SIZE, 3)) if RANK == root else elsewhere
+            every = np.zeros((SIZE, 3)) if root == RANK else elsewhere
             comm.Gather(ramp(RANK, 3), every, root=root)
-            assert RANK != root or (every.reshape(-1) == joined(lambda rank: ramp(rank, 3))).all()
+            assert root != RANK or (every.reshape(-1) == joined(lambda rank: ramp(rank, 3))).all()
             block = np.zeros(3)
-            comm.Scatter(ramp(root, 3 * SIZE) if RANK == root else elsewhere, block, root=root)
+            comm.Scatter(ramp(root, 3 * SIZE) if root == RANK else elsewhere, block, root=root)
             equal(block, ramp(root, 3 * SIZE)[3 * RANK : 3 * RANK + 3])
     for root in (SIZE, -1):
         for call in (comm.Gather, comm.Scatter, comm.Gatherv, comm.Scatterv):

@@ -136,7 +136,7 @@ def check_cartesian(comm):
 def check_many_parts(comm):
     """Made and freed in a loop: nothing runs out."""
     for number in range(100):
-        part = comm.Split(MPI.UNDEFINED if RANK == number % (SIZE + 1) else RANK % 2)
+        part = comm.Split(MPI.UNDEFINED if number % (SIZE + 1) == RANK else RANK % 2)
         if part != MPI.COMM_NULL:
             if number % 20 == 0:
                 still_works_on(part)

@@ -44,7 +44,7 @@ def check_signed_zeros(comm):
     for dtype in FLOATS:
         for holder in EVERY:
             for own, other, op in ((-0.0, 0.0, hetccl.MIN), (0.0, -0.0, hetccl.MAX)):
-                out = allreduce(comm, np.full(9, own if RANK == holder else other, dtype), op)
+                out = allreduce(comm, np.full(9, own if holder == RANK else other, dtype), op)
                 equal(out, np.full(9, own, dtype))
 
 

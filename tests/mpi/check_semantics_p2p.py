@@ -103,7 +103,7 @@ def check_small_send_needs_no_receiver(comm):
         if RANK == 0:
             comm.Send(message(3, count), dest, 3)
         comm.Barrier()
-        if RANK == dest:
+        if dest == RANK:
             equal(receive(comm, 0, 3, count), message(3, count))
 
 
@@ -139,6 +139,21 @@ def check_synchronous_send(comm):
             comm.Ssend(message(4), LAST, 4)
     elif RANK == LAST:
         equal(receive(comm, 0, 4), message(4))
+
+
+def check_buffered_send(comm):
+    """Bsend copies: it waits for nobody, whatever the length, and the buffer may be changed at once."""
+    count = 1 << 20
+    if RANK == 0:
+        data = message(3, count)
+        comm.Bsend(data, LAST, 3)
+        data[:] = -1
+        request = comm.Ibsend(message(4, count), LAST, 4)
+        assert request.Test()
+    comm.Barrier()
+    if RANK == LAST:
+        for tag in (4, 3):
+            equal(receive(comm, 0, tag, count), message(tag, count))
 
 
 def check_modes(comm):

@@ -1,4 +1,4 @@
-"""What docs/semantics.md says of calls that do not wait: progress, buffers, order, requests, persistent calls, groups."""
+"""What docs/semantics.md says of calls that do not wait: progress, buffers, order, persistent calls, groups."""
 
 import gc
 
