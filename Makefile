@@ -45,7 +45,7 @@ lint: environment ## check the style of Python and Cython, and the stubs
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) cython-lint pyx
-	@set -- hetccl/*.pyi; if [ -e "$$1" ]; then $(RUN) mypy "$$@"; fi
+	@$(RUN) mypy --strict hetccl/*.pyi tests/unit/typed_program.py
 
 docs: build ## build the documentation in docs/_build; a warning is an error
 	@$(SETUP) docs
