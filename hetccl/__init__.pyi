@@ -1,6 +1,7 @@
 """hetccl: GPU collectives across mixed-vendor clusters, through mpi4py's own API."""
 
 from hetccl._buffer import IN_PLACE
+from hetccl._messages import Message
 from hetccl._op import (
     AVG,
     BAND,
@@ -18,7 +19,7 @@ from hetccl._op import (
     Op,
     premul_sum,
 )
-from hetccl._request import Message, Prequest, Request
+from hetccl._request import Prequest, Request
 from hetccl._version import VERSION as __version__
 from hetccl.comm import Comm
 from hetccl.errors import (

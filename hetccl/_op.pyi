@@ -7,10 +7,14 @@ from mpi4py.MPI import Datatype
 
 class Op:
     name: str
+    is_commutative: bool
+    is_predefined: bool
     @classmethod
     def Create(
         cls, function: Callable[[memoryview, memoryview, Datatype | None], None], commute: bool = False
     ) -> Op: ...
+    def Free(self) -> None: ...
+    def Is_commutative(self) -> bool: ...
 
 def premul_sum(factor: Any) -> Op: ...
 

@@ -272,6 +272,37 @@ def check_fault_inside_a_group(comm):
     assert not data.any()
 
 
+def check_group_is_the_group_of_mpi(comm):
+    assert isinstance(comm.group, MPI.Group)
+    assert (comm.group.size, comm.group.rank) == (SIZE, RANK)
+    assert MPI.Group.Compare(comm.group, WORLD.Get_group()) == MPI.IDENT
+
+
+def check_groups_inside_each_other(comm):
+    data = np.zeros(12)
+    with raises(RuntimeError, names="group"):
+        with comm.group():
+            comm.Recv(data, PREVIOUS, 1)
+            with comm.group():
+                pass
+    with make_comm() as other, comm.group(), other.group():
+        comm.Recv(data, PREVIOUS, 1)
+        comm.Send(ramp(RANK), NEXT, 1)
+        other.Send(ramp(RANK) + 1, NEXT, 1)
+    equal(data, ramp(PREVIOUS))
+
+
+def check_nonblocking_inside_a_group(comm):
+    """It is no part of the group: it starts at once, and may be waited for inside."""
+    data, out = np.zeros(12), np.zeros(12)
+    with comm.group():
+        comm.Recv(data, PREVIOUS, 1)
+        comm.Iallreduce(ramp(RANK), out).Wait()
+        equal(out, total())
+        comm.Send(ramp(RANK), NEXT, 1)
+    equal(data, ramp(PREVIOUS))
+
+
 def check_error_in_one_of_many(comm):
     """Waitall raises the first error; the other requests are over too."""
     short, data = np.zeros(3), np.zeros(12)
