@@ -106,6 +106,37 @@ def check_memory_orders_across_ranks(comm):
         still_works(checked)
 
 
+def check_strided_in_every_call(comm):
+    """Views with gaps are refused before a byte moves, also where only one rank would send or receive them."""
+    column, block = np.zeros((4, 3))[:, 1], np.zeros((4 * SIZE, 2))[:, 0]
+    for call in (
+        lambda: comm.Gather(column, np.zeros(4 * SIZE), root=RANK),
+        lambda: comm.Scatter(block, np.zeros(4), root=RANK),
+        lambda: comm.Allgatherv(column, np.zeros(4 * SIZE)),
+        lambda: comm.Gatherv(np.zeros(4), block, root=RANK),
+        lambda: comm.Scatterv(block, np.zeros(4), root=RANK),
+        lambda: comm.Alltoallv(block, np.zeros(4 * SIZE)),
+        lambda: comm.Reduce_scatter(block, np.zeros(4)),
+        lambda: comm.Scan(column, np.zeros(4)),
+        lambda: comm.Exscan(np.zeros(4), column),
+        lambda: comm.Isend(column, RANK),
+        lambda: comm.Irecv(column, RANK),
+    ):
+        with raises(BufferError, names="contiguous"):
+            call()
+    still_works(comm)
+
+
+def check_transposed_in_gathers(comm):
+    """A transposed matrix among blocks in C order would come out transposed."""
+    matrix = ramp(RANK).reshape(4, 3).T
+    with raises(BufferError, names="contiguous"):
+        comm.Allgather(matrix, np.zeros((SIZE, 3, 4)))
+    with raises(BufferError, names="contiguous"):
+        comm.Gather(matrix, np.zeros((SIZE, 3, 4)), root=RANK)
+    still_works(comm)
+
+
 def check_raw_dtypes_move(comm):
     """Whatever has a fixed size moves as it is; nothing but numbers is reduced."""
     for dtype in ([("x", "f4"), ("y", "i8")], "M8[s]", "S3", "V7", np.dtype("f8").newbyteorder()):

@@ -101,6 +101,20 @@ def check_collectives_run_in_order(comm):
     equal(data, ramp(LAST))
 
 
+def check_any_number_of_requests(comm):
+    """Twenty thousand calls are started before the first is waited for."""
+    out, requests = np.zeros((10_000, 3)), []
+    data = np.zeros((10_000, 3))
+    for number in range(10_000):
+        requests.append(comm.Iallreduce(np.full(3, float(number)), out[number]))
+        requests.append(comm.Irecv(data[number], PREVIOUS))
+    sends = [comm.Isend(np.full(3, float(number)), NEXT) for number in range(10_000)]
+    hetccl.Request.Waitall(requests)
+    hetccl.Request.Waitall(sends)
+    equal(out, np.repeat(np.arange(10_000.0) * SIZE, 3))
+    equal(data, np.repeat(np.arange(10_000.0), 3))
+
+
 def check_wait_and_test(comm):
     """Test says whether it is over and does not wait; both tell the status, and may be called again."""
     status, data = MPI.Status(), np.zeros(12)
