@@ -7,6 +7,8 @@ import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -56,6 +58,14 @@ def entries(app, what, name, obj, options, lines):
     lines[:] = made
 
 
+def anchors(app, doctree):
+    """Make each rule of semantics.md a place that a link can name: semantics.html#R-block-1."""
+    for item in doctree.findall(nodes.list_item):
+        name = next((strong.astext() for strong in item.findall(nodes.strong)), "")
+        if re.fullmatch(r"R-[a-z0-9]+-\d+", name):
+            item["ids"].append(name)
+
+
 def signature(app, what, name, obj, options, arguments, returns):
     """Drop `self`, which the signature that Cython embeds in a docstring still has."""
     return (re.sub(r"^\(self(, )?", "(", arguments or ""), returns) if what == "method" else None
@@ -64,4 +74,5 @@ def signature(app, what, name, obj, options, arguments, returns):
 def setup(app):
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", entries)
+    app.connect("doctree-read", anchors)
     return {"parallel_read_safe": True}

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import hetccl
+from hetccl.__main__ import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = {path.stem: ast.parse(path.read_text()) for path in (ROOT / "hetccl").glob("*.pyi")}
@@ -166,6 +167,11 @@ def test_api_page_has_everything():
     """docs/api.md lists each method of Comm once; the other classes it shows whole."""
     listed = re.findall(r"automethod:: Comm\.(\w+)", (ROOT / "docs" / "api.md").read_text())
     assert sorted(listed) == sorted(member for name, member in METHODS if name == "Comm")
+
+
+def test_api_page_has_the_commands():
+    named = re.findall(r"^\| `python -m hetccl (\w+)`", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(COMMANDS)
 
 
 def mypy(*arguments):
