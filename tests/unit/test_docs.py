@@ -71,6 +71,13 @@ def test_snippets_run(code):
     launch.mpirun(3, code, per_rank_env=[{"HETCCL_ISLAND": label} for label in "AAB"])
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_snippets_run_together(ranks):
+    """One after another in one program, also with nobody to talk to."""
+    first, *others = snippets()
+    launch.mpirun(ranks, first + "".join(code.removeprefix(first) for code in others))
+
+
 def rules():
     """(name, text, tests) of each rule of docs/semantics.md; tests is a list of (file, function)."""
     for item in re.findall(r"^- (.*?)(?=\n- |\n\n|\Z)", SEMANTICS, re.MULTILINE | re.DOTALL):
