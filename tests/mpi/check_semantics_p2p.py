@@ -2,7 +2,7 @@
 
 import numpy as np
 from mpi4py import MPI
-from support import Guarded, equal, raises, run_checks, still_works
+from support import Guarded, equal, make_comm, raises, run_checks, still_works
 
 import hetccl
 
@@ -156,6 +156,24 @@ def check_buffered_send(comm):
             equal(receive(comm, 0, tag, count), message(tag, count))
     # What was not received when its sender frees the communicator is lost.
     comm.Barrier()
+
+
+def check_sender_that_has_left(comm):
+    """A small message stays when its sender frees the communicator; a large one is an error, not what its memory holds."""
+    mine = make_comm()
+    if RANK == 0:
+        mine.Send(message(1), LAST, 1)
+        mine.Bsend(message(2, 1 << 20), LAST, 2)
+        mine.Isend(message(3, 1 << 20), LAST, 3)
+        mine.Free()
+    WORLD.Barrier()
+    if RANK == LAST and LAST > 0:
+        equal(receive(mine, 0, 1), message(1))
+        with raises(hetccl.PeerError):
+            receive(mine, 0, 3, 1 << 20)
+    WORLD.Barrier()
+    mine.Free()
+    still_works(comm)
 
 
 def check_modes(comm):
