@@ -109,6 +109,7 @@ def check_places_of_extremes(comm):
 
 
 def check_logical_and_bitwise_ops(comm):
+    """As NumPy's; of two operands or more the logical ones give 0 or 1, of one the operand."""
     parts = [(np.arange(12) % 4 * (rank + 1) % 7).astype(np.int32) for rank in EVERY]
     for op, fold in (
         (hetccl.LAND, lambda a, b: (a != 0) & (b != 0)),
@@ -118,9 +119,7 @@ def check_logical_and_bitwise_ops(comm):
         (hetccl.BOR, np.bitwise_or),
         (hetccl.BXOR, np.bitwise_xor),
     ):
-        want = parts[0] if SIZE > 1 or op in (hetccl.BAND, hetccl.BOR, hetccl.BXOR) else parts[0] != 0
-        for part in parts[1:]:
-            want = fold(want, part)
+        want = reduce(fold, parts)
         equal(allreduce(comm, parts[RANK], op), np.asarray(want).astype(np.int32))
 
 

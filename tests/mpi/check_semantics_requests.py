@@ -271,6 +271,7 @@ def check_group_is_dropped_by_an_exception(comm):
             raise ZeroDivisionError
     WORLD.Barrier()
     assert not comm.Iprobe(PREVIOUS, 1) and not data.any()
+    WORLD.Barrier()
     comm.Sendrecv(ramp(RANK) + 1, NEXT, 1, data, PREVIOUS, 1)
     equal(data, ramp(PREVIOUS) + 1)
 
