@@ -7,6 +7,7 @@ from mpi4py.MPI import Datatype
 
 class Op:
     name: str
+    factor: Any
     is_commutative: bool
     is_predefined: bool
     @classmethod

@@ -21,7 +21,10 @@ from hetccl.__main__ import COMMANDS
 ROOT = Path(__file__).resolve().parents[2]
 STUBS = {path.stem: ast.parse(path.read_text()) for path in (ROOT / "hetccl").glob("*.pyi")}
 CLASSES = {
-    node.name: (module, node) for module, tree in STUBS.items() for node in tree.body if isinstance(node, ast.ClassDef)
+    node.name: (module, node)
+    for module, tree in STUBS.items()
+    for node in tree.body
+    if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
 }
 SECTIONS = ("Returns", "Blocks", "Raises", "Cost", "Source")
 ENTRY = re.compile(r"(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)\s* : ?(?P<text>.*)")
@@ -43,6 +46,10 @@ def stub_members(name):
     return members
 
 
+def is_property(node):
+    return any(ast.unparse(line).split(".")[-1] in ("property", "setter") for line in node.decorator_list)
+
+
 def runtime_class(name):
     module, _ = CLASSES[name]
     return getattr(importlib.import_module(f"hetccl.{module}"), name)
@@ -55,7 +62,10 @@ def public(names):
 def runtime_members(cls):
     """What the class itself and its bases in hetccl have, not Python's own."""
     bases = [base for base in cls.__mro__ if base.__module__.split(".")[0] == "hetccl"]
-    return public(name for base in bases for name in vars(base))
+    names = {name for base in bases for name in vars(base)}
+    if issubclass(cls, Exception):
+        names.update(vars(cls()))
+    return public(names.union(getattr(cls, "__dataclass_fields__", ())))
 
 
 def stub_signature(function):
@@ -82,7 +92,7 @@ def methods():
     """(class, method) of all public methods of the public classes."""
     for name in ("Comm", "Request", "Prequest", "Message", "Op"):
         for member, node in stub_members(name).items():
-            if isinstance(node, ast.FunctionDef) and not member.startswith("_"):
+            if isinstance(node, ast.FunctionDef) and not member.startswith("_") and not is_property(node):
                 yield name, member
 
 
@@ -124,8 +134,8 @@ def test_functions_and_values(module):
 
 def docstring(function):
     """Its lines, without the signature that Cython puts first."""
-    lines = inspect.getdoc(function).splitlines()
-    return lines[1:] if re.match(r"[\w.]+\(.*\)$", lines[0]) else lines
+    text = re.sub(r"\A[\w.]+\(.*\)\n\s*", "", inspect.getdoc(function))
+    return text.splitlines()
 
 
 def entries(lines):
@@ -164,9 +174,10 @@ def test_docstring_has_the_template(name, member):
 
 
 def test_api_page_has_everything():
-    """docs/api.md lists each method of Comm once; the other classes it shows whole."""
-    listed = re.findall(r"automethod:: Comm\.(\w+)", (ROOT / "docs" / "api.md").read_text())
-    assert sorted(listed) == sorted(member for name, member in METHODS if name == "Comm")
+    """docs/api.md lists each method and property of Comm once; the other classes it shows whole."""
+    listed = re.findall(r"auto(?:method|attribute):: Comm\.(\w+)", (ROOT / "docs" / "api.md").read_text())
+    members = [name for name, node in stub_members("Comm").items() if isinstance(node, ast.FunctionDef)]
+    assert sorted(listed) == sorted(public(members))
 
 
 def test_api_page_has_the_commands():
