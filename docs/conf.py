@@ -42,7 +42,9 @@ def literal(text):
 def entries(app, what, name, obj, options, lines):
     """Turn the entries of a docstring into a definition list; lines that are indented more continue an entry."""
     made, entry = [], False
-    for line in lines:
+    # Of a method that has two names autodoc leaves the embedded signature there.
+    start = 1 if lines and re.fullmatch(r"[\w.]+\(.*\)", lines[0]) else 0
+    for line in lines[start:]:
         found = ENTRY.fullmatch(line)
         if found:
             if not entry and made and made[-1]:
@@ -67,8 +69,8 @@ def anchors(app, doctree):
 
 
 def signature(app, what, name, obj, options, arguments, returns):
-    """Drop `self`, which the signature that Cython embeds in a docstring still has."""
-    return (re.sub(r"^\(self(, )?", "(", arguments or ""), returns) if what == "method" else None
+    """Drop `self` and `cls`, which the signature that Cython embeds in a docstring still has."""
+    return (re.sub(r"^\((self|cls)(, )?", "(", arguments or ""), returns) if what == "method" else None
 
 
 def setup(app):
