@@ -4,7 +4,7 @@ Layer L2, called by _comm with the GIL held; no locks. The forms, and what a mis
 mpi4py's. Unlike mpi4py, parts that leave the buffer, and parts that are to receive and share a byte, are refused.
 """
 
-from cpython.number cimport PyIndex_Check
+from cpython.number cimport PyIndex_Check, PyNumber_Index
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
@@ -198,13 +198,17 @@ cdef int check_length(object values, object arg, object what, int nparts) except
 
 
 cdef int64_t integer_of(object value, object arg, object what, int index) except? -1:
-    label = what if index < 0 else f"{what}[{index}]"
+    """value as a C integer. index: its place in the list of `what`, or -1 for one alone; for errors."""
     if not PyIndex_Check(value):
-        raise TypeError(f"{arg}: {label} must be an integer, got {type_name(value)}")
-    number = value.__index__()
-    if not -INT64_MAX <= number <= INT64_MAX:
-        raise ValueError(f"{arg}: {label} is beyond any buffer: {number}")
-    return number
+        raise TypeError(f"{arg}: {label_of(what, index)} must be an integer, got {type_name(value)}")
+    try:
+        return PyNumber_Index(value)
+    except OverflowError as error:
+        raise ValueError(f"{arg}: {label_of(what, index)} is beyond any buffer: {value}") from error
+
+
+cdef object label_of(object what, int index):
+    return what if index < 0 else f"{what}[{index}]"
 
 
 cdef int64_t times(int64_t step, int index, object arg) except? -1:
