@@ -159,7 +159,7 @@ def check_buffered_send(comm):
 
 
 def check_sender_that_has_left(comm):
-    """A small message stays when its sender frees the communicator; a large one is an error, not what its memory holds."""
+    """Its small messages can be received; a large one is an error, not what its memory holds by then."""
     mine = make_comm()
     if RANK == 0:
         mine.Send(message(1), LAST, 1)
