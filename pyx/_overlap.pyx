@@ -1,8 +1,8 @@
 """Whether parts of memory share a byte, and whether a datatype writes one twice.
 
 Layer L2, called by _buffer and _spec with the GIL held. Columns of one array interleave and are apart all the same, so
-that ranges do not tell. Parts are compared modulo the strides of their outer loops, from the outermost inwards: residues
-that are apart prove that the parts are. What that leaves open is compared run by run, if there are not too many.
+that ranges do not tell. Parts are compared modulo the strides of their outer loops, from the outermost inwards:
+residues that are apart prove that the parts are. What that leaves open is compared run by run, if not too many.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uintptr_t
@@ -185,8 +185,7 @@ cdef int run_order(const void* a, const void* b) noexcept nogil:
 
 
 cdef int64_t runs_shared(const Reach* reaches, int n, bint alone, Found* found) noexcept nogil:
-    """Compare all runs of all parts. alone: of one part with itself. Returns bytes; 0 for too many runs, -1 for no memory.
-    """
+    """Compare the runs of the parts, or of one part alone. Returns bytes; 0 for too many runs, -1 for no memory."""
     cdef int64_t most = max(n, OVERLAP_RUNS_MAX), used = 0, shared = 0
     cdef iovec* listed = <iovec*> malloc(most * sizeof(iovec))
     cdef Run* runs = <Run*> malloc(most * sizeof(Run))

@@ -104,7 +104,7 @@ cdef int part_fill(
     if displ < 0:
         raise ValueError(f"{arg}: displacements[{index}] is negative: {displ}")
     if step < 0 and displ > 0:
-        raise ValueError(f"{arg}: displacements[{index}] is {displ}, of elements whose extent is negative: {step} bytes")
+        raise ValueError(f"{arg}: displacements[{index}] is {displ}, of elements of negative extent, {step} bytes")
     cdef int64_t room = 0
     if displ == 0 or displ <= nbytes // max(step, 1):
         room = element_room(element, displ * step, nbytes)

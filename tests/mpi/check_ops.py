@@ -1,9 +1,11 @@
-"""Ops beyond arithmetic, against MPI's own results: logical and bitwise ones, pairs; and 8-bit floats against NumPy."""
+"""Ops beyond arithmetic, against MPI's own results: logical and bitwise ones, pairs, functions of the user; and 8-bit
+floats and premul_sum against NumPy.
+"""
 
 import numpy as np
 from mpi4py import MPI
 from reference import dtype_of
-from support import equal, run_checks
+from support import equal, raises, run_checks
 
 import hetccl
 
@@ -91,6 +93,88 @@ def check_float8(comm):
         mine = np.full(3, np.nan if RANK == SIZE - 1 else 1.0).astype(dtype_of(name))
         comm.Allreduce(mine, out[:3], op=hetccl.MAX)
         assert np.isnan(out[:3].astype(np.float64)).all()
+
+
+def check_premul_sum(comm):
+    """Factors differ by rank; all products and sums are exact in every dtype."""
+    for name in ("int8", "uint32", "int64", "float8_e5m2", "bfloat16", "float16", "float32", "float64", "complex64"):
+        for count in COUNTS:
+            everyone = np.array([digits(count, rank, 0, 2) for rank in range(SIZE)], np.float64)
+            factors = [1 + rank % 2 for rank in range(SIZE)]
+            want = sum(factor * row for factor, row in zip(factors, everyone)).astype(dtype_of(name))
+            mine, op = everyone[RANK].astype(dtype_of(name)), hetccl.premul_sum(factors[RANK])
+            out = np.empty_like(mine)
+            comm.Allreduce(mine, out, op=op)
+            equal(out, want)
+            equal(mine, everyone[RANK].astype(dtype_of(name)))
+            comm.Allreduce(hetccl.IN_PLACE, mine, op=op)
+            equal(mine, want)
+    complex_out = np.empty(3, np.complex128)
+    comm.Allreduce(np.full(3, 1 + 1j), complex_out, op=hetccl.premul_sum(1j * (RANK + 1)))
+    equal(complex_out, np.full(3, (-1 + 1j) * SIZE * (SIZE + 1) / 2))
+
+
+def affine(inbuf, inoutbuf, datatype):
+    """The composition of x -> a x + b, which is associative and does not commute."""
+    first, second = (np.frombuffer(buffer, np.int64).reshape(-1, 2) for buffer in (inbuf, inoutbuf))
+    second[:, 1] += second[:, 0] * first[:, 1]
+    second[:, 0] *= first[:, 0]
+
+
+def check_functions_equal_mpi(comm):
+    pair = MPI.INT64_T.Create_contiguous(2).Commit()
+    theirs, ours = MPI.Op.Create(affine), hetccl.Op.Create(affine)
+    for count in (0, 1, 7, 1001):
+        mine = np.stack([digits(count, RANK, 1, 3), digits(count, RANK, -4, 5)], axis=1)
+        out, want = np.empty_like(mine), np.zeros_like(mine)
+        WORLD.Allreduce([mine, count, pair], [want, count, pair], op=theirs)
+        for op in (theirs, ours):
+            comm.Allreduce([mine, count, pair], [out, count, pair], op=op)
+            equal(out, want)
+        for root in range(SIZE):
+            WORLD.Reduce([mine, count, pair], [want, count, pair], op=theirs, root=root)
+            comm.Reduce([mine, count, pair], [out, count, pair], op=ours, root=root)
+            if root == RANK:
+                equal(out, want)
+        WORLD.Scan([mine, count, pair], [want, count, pair], op=theirs)
+        comm.Scan([mine, count, pair], [out, count, pair], op=ours)
+        equal(out, want)
+    theirs.Free()
+    ours.Free()
+    pair.Free()
+
+
+def check_function_that_raises(comm):
+    """Where the function runs, its exception comes out; then the communicator still works."""
+    if SIZE == 1:
+        return
+
+    def refuse(inbuf, inoutbuf, datatype):
+        raise KeyError("refused")
+
+    with raises(KeyError, names="refused"):
+        comm.Allreduce(np.ones(3), np.empty(3), op=hetccl.Op.Create(refuse))
+    out = np.empty(1)
+    comm.Allreduce(np.ones(1), out)
+    equal(out, [SIZE])
+
+
+def check_function_of_a_structure(comm):
+    """Elements that have no number here may yet be reduced by the user; the function is given no MPI datatype."""
+    kind = np.dtype([("name", "S3"), ("rank", np.int16)])
+    seen = []
+
+    def later_name(inbuf, inoutbuf, datatype):
+        seen.append(datatype)
+        a, b = (np.frombuffer(buffer, kind) for buffer in (inbuf, inoutbuf))
+        b[:] = np.where(a["name"] > b["name"], a, b)
+
+    mine = np.array([(f"{RANK * 7 % 5}ab", RANK), ("zzz", RANK)], kind)
+    out = np.zeros(2, kind)
+    comm.Allreduce(mine, out, op=hetccl.Op.Create(later_name))
+    assert out["name"][0] == max(f"{rank * 7 % 5}ab".encode() for rank in range(SIZE))
+    assert out["name"][1] == b"zzz" and out["rank"][1] == SIZE - 1
+    assert set(seen) <= {None}
 
 
 if __name__ == "__main__":

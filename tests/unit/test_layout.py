@@ -1,12 +1,12 @@
-"""Layouts of datatypes: the bytes that they pack, as MPI's definitions say (typemaps.py) and as MPI itself packs them."""
+"""Layouts of datatypes: the bytes that they pack are those that MPI's definitions say (typemaps.py)."""
 
 import ctypes
 import random
 
 import numpy as np
 import pytest
-
 import typemaps
+
 from hetccl._buffer import describe, register_mpi
 from hetccl._layout import forget, register_decoder
 from hetccl._spec import move, pack, runs

@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 import pytest
-
 import typemaps
+
 from hetccl._buffer import check_overlap, describe, register_mpi
 from hetccl._layout import register_decoder
 
