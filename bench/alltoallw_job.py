@@ -6,6 +6,7 @@ packs none of them: that is how distributed Fourier transforms are written.
 """
 
 import argparse
+import functools
 import json
 import time
 from pathlib import Path
@@ -23,13 +24,7 @@ def main():
     world = MPI.COMM_WORLD
     group = world.Split(world.rank // args.group, world.rank)
     comms = {"mpi4py": group, "hetccl": new_comm(group) if "hetccl" in args.sides else None}
-    rows = []
-    for pair in args.pairs:
-        transpose = Transpose(world, group, args.shape, pair)
-        calls = {side: lambda comm=comms[side]: transpose.run(comm) for side in args.sides}
-        if args.parts:
-            calls |= {"copies": lambda: transpose.copy(group), "transport": lambda: transpose.move(group)}
-        rows.append({"pair": pair, "nbytes": transpose.sent.nbytes, **measure(world, transpose, calls, args)})
+    rows = [measure(world, Transpose(world, group, args.shape, pair), comms, args) for pair in args.pairs]
     if world.rank == 0:
         name, version = MPI.get_vendor()
         page = {"mpi": f"{name} {'.'.join(map(str, version))}", "ranks": world.size, "group": args.group, "rows": rows}
@@ -70,6 +65,7 @@ class Transpose:
     """
 
     def __init__(self, world, group, shape, pair):
+        self.pair = pair
         before, after = map(int, pair)
         third = 3 - before - after
         box = [slice(0, n) for n in shape]
@@ -128,12 +124,16 @@ def subarrays(array, axis, parts):
     return types
 
 
-def measure(world, transpose, calls, args):
-    """Time the calls by turns. Collective.
+def measure(world, transpose, comms, args):
+    """Time all calls by turns. Collective.
 
-    Returns: {call: {"ms": median over iterations of the slowest rank's time, "p95_ms", "min_ms", and of a library's
-             "wrong": elements in all}}
+    Returns: {"pair", "nbytes" (sent by a rank), call: {"ms": median over iterations of the slowest rank's time,
+             "p95_ms", "min_ms", and of a library's call "wrong": elements in all}}
     """
+    calls = {side: functools.partial(transpose.run, comms[side]) for side in args.sides}
+    if args.parts:
+        calls["copies"] = functools.partial(transpose.copy, comms["mpi4py"])
+        calls["transport"] = functools.partial(transpose.move, comms["mpi4py"])
     seconds = {name: [] for name in calls}
     turns = list(calls.items())
     for iteration in range(-args.warmup, args.iters):
@@ -144,15 +144,15 @@ def measure(world, transpose, calls, args):
             elapsed = time.perf_counter() - start
             if iteration >= 0:
                 seconds[name].append(elapsed)
-    found = {}
+    row = {"pair": transpose.pair, "nbytes": transpose.sent.nbytes}
     for name, call in turns:
         slowest = 1e3 * np.max(world.allgather(seconds[name]), axis=0)
-        found[name] = {"ms": np.median(slowest), "p95_ms": np.percentile(slowest, 95), "min_ms": np.min(slowest)}
+        row[name] = {"ms": np.median(slowest), "p95_ms": np.percentile(slowest, 95), "min_ms": np.min(slowest)}
         if name in SIDES:
             transpose.received.fill(np.nan)
             call()
-            found[name]["wrong"] = sum(world.allgather(transpose.wrong()))
-    return found
+            row[name]["wrong"] = sum(world.allgather(transpose.wrong()))
+    return row
 
 
 if __name__ == "__main__":
