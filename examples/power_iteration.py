@@ -47,15 +47,14 @@ def power_iteration(comm, size):
     mine = parts[rank]
     rows = matrix_rows(mine, size)
     vector = np.full(size, 1 / np.sqrt(size))
-    eigenvalue = 0.0
-    for number in range(1, MOST_ITERATIONS + 1):
+    before, eigenvalue, iterations = np.inf, 0.0, 0
+    while abs(eigenvalue - before) > CONVERGED * abs(eigenvalue) and iterations < MOST_ITERATIONS:
         product = rows @ vector
         before, eigenvalue = eigenvalue, sum_over_ranks(comm, vector[mine] @ product)
         product /= np.sqrt(sum_over_ranks(comm, product @ product))
         comm.Allgatherv(product, [vector, (counts, starts)])
-        if abs(eigenvalue - before) <= CONVERGED * abs(eigenvalue):
-            break
-    return eigenvalue, vector, number
+        iterations += 1
+    return eigenvalue, vector, iterations
 
 
 def main():

@@ -1,4 +1,4 @@
-"""The small examples as a user runs them: on any islands, on plain mpi4py, and with a planted fault that must be told."""
+"""The small examples as a user runs them: on any islands, on plain mpi4py, and with a planted fault."""
 
 import re
 
@@ -10,7 +10,7 @@ TIMEOUT_S = 120
 # A collective that hangs ends in a CommTimeout that says who is missing, before the job itself is killed.
 ENV = {"HETCCL_TIMEOUT": "60"}
 CHECKS = {"power_iteration": 2, "heat2d": 2, "fft3d": 3, "dot": 6}
-# Sizes at which some of four ranks have parts of one element, or none where that is allowed (MPI has no empty subarrays).
+# Sizes at which some of four ranks have parts of one element, or none; MPI has no empty subarrays.
 SMALLEST = {"power_iteration": 3, "heat2d": 2, "fft3d": 2, "dot": 3}
 
 # Runs an example with a communicator in which one method leaves something else than it should.
