@@ -17,9 +17,9 @@ import numpy as np
 from hetccl import _kernels
 
 try:
-    from ml_dtypes import bfloat16
+    from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
 except ImportError:
-    bfloat16 = None
+    bfloat16 = float8_e4m3fn = float8_e5m2 = None
 
 # Numbers of include/hetccl/abi.h.
 DTYPES = {
@@ -39,8 +39,22 @@ DTYPES = {
     "complex64": (36, np.complex64),
     "complex128": (37, np.complex128),
     "bool": (34, np.bool_),
+    "float8_e4m3fn": (10, float8_e4m3fn),
+    "float8_e5m2": (11, float8_e5m2),
+    "float_int": (38, np.dtype([("value", np.float32), ("index", np.intc)], align=True)),
+    "double_int": (39, np.dtype([("value", np.float64), ("index", np.intc)], align=True)),
 }
-OPS = {"sum": (0, np.add), "prod": (1, np.multiply), "max": (2, np.maximum), "min": (3, np.minimum), "avg": (4, None)}
+OPS = {
+    "sum": (0, np.add),
+    "prod": (1, np.multiply),
+    "max": (2, np.maximum),
+    "min": (3, np.minimum),
+    "avg": (4, None),
+    "land": (32, np.logical_and),
+    "lxor": (34, np.logical_xor),
+    "band": (35, np.bitwise_and),
+    "minloc": (38, None),
+}
 RANKS = 4  # AVG's divisor
 MANY = 5  # sources of the n-ary column: an all-reduce over 5 ranks, or 4 peers and the rank itself
 ROUND_S = 1e-3  # length of one timed stretch: thousands of clock ticks, few time slices

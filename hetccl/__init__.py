@@ -9,7 +9,25 @@ One line of an mpi4py program changes:
 """
 
 from hetccl._buffer import IN_PLACE
-from hetccl._op import AVG, MAX, MIN, PROD, SUM, Op
+from hetccl._messages import Message
+from hetccl._op import (
+    AVG,
+    BAND,
+    BOR,
+    BXOR,
+    LAND,
+    LOR,
+    LXOR,
+    MAX,
+    MAXLOC,
+    MIN,
+    MINLOC,
+    PROD,
+    SUM,
+    Op,
+    premul_sum,
+)
+from hetccl._request import Prequest, Request
 from hetccl._version import VERSION as __version__
 from hetccl.comm import Comm
 from hetccl.errors import (
@@ -23,6 +41,7 @@ from hetccl.errors import (
 )
 
 __all__ = [
-    "AVG", "IN_PLACE", "MAX", "MIN", "PROD", "SUM", "Comm", "CommClosed", "CommTimeout", "HetcclError", "LibraryError",
-    "LibraryNotFound", "Op", "PeerError", "SymbolNotFound", "__version__",
+    "AVG", "BAND", "BOR", "BXOR", "IN_PLACE", "LAND", "LOR", "LXOR", "MAX", "MAXLOC", "MIN", "MINLOC", "PROD", "SUM",
+    "Comm", "CommClosed", "CommTimeout", "HetcclError", "LibraryError", "LibraryNotFound", "Message", "Op", "PeerError",
+    "Prequest", "Request", "SymbolNotFound", "__version__", "premul_sum",
 ]  # fmt: skip

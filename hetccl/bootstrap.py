@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from hetccl import _buffer, _comm, _op, _shm, config, topology
+from hetccl import _buffer, _comm, _endpoint, _layout, _op, _request, _shm, config, topology
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
+from hetccl.plan import uneven as uneven_algorithms
 from hetccl.plan.steps import COLLECTIVES
 
 log = config.LOGGER
@@ -29,17 +30,26 @@ log = config.LOGGER
 ROLL_CALL_SECONDS = 2.0
 POLL_SECONDS = (1e-5, 2e-3)  # first and longest pause between two looks at MPI
 
-# NumPy's kind -> MPI's datatypes of that kind; the size in bits completes the name.
+# NumPy's kind -> MPI's datatypes of that kind, the usual one first; the size in bits completes a name that is _SIZED.
 _DATATYPES = {
     "int": "SIGNED_CHAR SHORT INT LONG LONG_LONG INT8_T INT16_T INT32_T INT64_T AINT OFFSET COUNT "
     "INTEGER INTEGER1 INTEGER2 INTEGER4 INTEGER8",
-    "uint": "BYTE CHAR UNSIGNED_CHAR UNSIGNED_SHORT UNSIGNED UNSIGNED_LONG UNSIGNED_LONG_LONG "
+    "uint": "UNSIGNED_CHAR BYTE CHAR UNSIGNED_SHORT UNSIGNED UNSIGNED_LONG UNSIGNED_LONG_LONG "
     "UINT8_T UINT16_T UINT32_T UINT64_T",
-    "float": "FLOAT DOUBLE REAL REAL4 REAL8 DOUBLE_PRECISION",
-    "complex": "C_FLOAT_COMPLEX C_DOUBLE_COMPLEX COMPLEX COMPLEX8 COMPLEX16 DOUBLE_COMPLEX",
+    "float": "FLOAT DOUBLE FLOAT16_T FLOAT32_T FLOAT64_T REAL REAL2 REAL4 REAL8 DOUBLE_PRECISION",
+    "bfloat16": "BFLOAT16_T",
+    "complex": "C_FLOAT_COMPLEX C_DOUBLE_COMPLEX CXX_FLOAT_COMPLEX CXX_DOUBLE_COMPLEX COMPLEX COMPLEX8 COMPLEX16 "
+    "DOUBLE_COMPLEX",
     "bool": "C_BOOL CXX_BOOL",
     "longdouble": "LONG_DOUBLE",
+    "float_int": "FLOAT_INT",
+    "double_int": "DOUBLE_INT",
+    "long_int": "LONG_INT",
+    "int_int": "INT_INT TWOINT",
+    "short_int": "SHORT_INT",
+    "longdouble_int": "LONG_DOUBLE_INT",
 }
+_SIZED = ("int", "uint", "float", "complex")
 
 # Segments of live communicators, to be left when the program ends or finalizes MPI: a rank that ends by an exception of
 # its own would otherwise sit in MPI_Finalize, alive, while its peers wait for it in a collective.
@@ -71,11 +81,15 @@ class Membership:
     any_tag: int = MPI.ANY_TAG
     proc_null: int = MPI.PROC_NULL
 
-    def plans(self, collective, root, in_place):
-        """The collective's plans by message size: [(largest bytes or None, hetccl.plan.Plan)]."""
+    def plans(self, collective, root, in_place, uneven):
+        """The collective's plans by message size: [(largest bytes or None, hetccl.plan.Plan)].
+
+        uneven : units may differ in length
+        """
         groups = tuple(island.ranks for island in self.islands)
         wanted = self.settings.algorithm
-        table = ((None, wanted),) if wanted in algorithms(collective) else select.table(collective, groups)
+        fitting = uneven_algorithms(collective, groups) if uneven else algorithms(collective)
+        table = ((None, wanted),) if wanted in fitting else select.table(collective, groups, uneven=uneven)
         return [(limit, build(collective, groups, root, name, in_place=in_place)) for limit, name in table]
 
     def fill_status(self, status, source, tag, nbytes):
@@ -84,6 +98,41 @@ class Membership:
         status.Set_tag(tag)
         status.Set_error(MPI.SUCCESS)
         status.Set_elements(MPI.BYTE, nbytes)
+
+    def group(self, open_batch):
+        """The communicator's MPI.Group; called, it opens a batch of hetccl's."""
+        group = _Group(self.mpi.Get_group())
+        group.open_batch = open_batch
+        return group
+
+    def info(self, info):
+        """MPI's info for None."""
+        return MPI.INFO_NULL if info is None else info
+
+    def is_mpi_comm(self, other):
+        """Whether it is mpi4py's."""
+        return isinstance(other, MPI.Comm)
+
+    def free_mpi(self):
+        """Free the MPI communicator, if there still is MPI."""
+        if not MPI.Is_finalized():
+            self.mpi.Free()
+
+
+class _Group(MPI.Group):
+    """comm.group: mpi4py's attribute, and hetccl's `with comm.group():`."""
+
+    def __call__(self):
+        return self.open_batch()
+
+
+def _clear_status(status):
+    """Make it MPI's empty status."""
+    status.Set_source(MPI.ANY_SOURCE)
+    status.Set_tag(MPI.ANY_TAG)
+    status.Set_error(MPI.SUCCESS)
+    status.Set_elements(MPI.BYTE, 0)
+    status.Set_cancelled(False)
 
 
 def join(comm):
@@ -136,7 +185,7 @@ def check_communicator(comm):
 
 
 def _leave_all(reason="the program is ending"):
-    _comm.end(reason)
+    _endpoint.end(reason)
     for segment in list(_segments):
         segment.leave()
 
@@ -157,20 +206,65 @@ def _watch_the_end():
 
 
 def _mpi_ops():
-    """Handles of MPI's ops that hetccl has -> their names."""
-    return {MPI._handleof(getattr(MPI, name)): name for name in ("SUM", "PROD", "MAX", "MIN", "LOR", "LAND")}
+    """Handles of MPI's predefined ops -> their names; any other op is the user's."""
+    names = "SUM PROD MAX MIN LAND LOR LXOR BAND BOR BXOR MINLOC MAXLOC REPLACE NO_OP OP_NULL"
+    return {MPI._handleof(getattr(MPI, name)): name for name in names.split()}
+
+
+def _function_of(op):
+    """The Python function of an op that MPI.Op.Create made; None for one made in C."""
+    try:
+        return op.__reduce__()[1][0]
+    except ValueError:
+        return None
 
 
 def _mpi_datatypes():
-    """Handles of MPI's basic datatypes -> NumPy's names. Some MPIs lack some, and the C types differ in size."""
-    names = {}
+    """[(MPI.Datatype, name of the dtype)] of MPI's basic datatypes. Some MPIs lack some; the C types differ in size."""
+    found = []
     for kind, members in _DATATYPES.items():
         for member in members.split():
             datatype = getattr(MPI, member, MPI.DATATYPE_NULL)
             if datatype != MPI.DATATYPE_NULL:
-                bits = "" if kind in ("bool", "longdouble") else 8 * datatype.Get_size()
-                names[MPI._handleof(datatype)] = f"{kind}{bits}"
-    return names
+                bits = 8 * datatype.Get_size() if kind in _SIZED else ""
+                found.append((datatype, f"{kind}{bits}"))
+    return found
+
+
+def _decode(datatype):
+    """Description of a datatype for _layout.register_decoder, or None."""
+    if not isinstance(datatype, MPI.Datatype) or datatype == MPI.DATATYPE_NULL:
+        return None
+    if not datatype.is_predefined:
+        # MPI gives a freed datatype's handle to a new one, so that a layout must be forgotten at MPI_Type_free.
+        datatype.Set_attr(_layout_keyval(), True)
+    return _decode_tree(datatype)
+
+
+def _decode_tree(datatype):
+    extent = datatype.Get_extent()[1]
+    if datatype.is_predefined:
+        return "NAMED", extent, {"handle": MPI._handleof(datatype)}, ()
+    child, combiner, params = datatype.decode()
+    children = params.pop("datatypes", [child])
+    try:
+        described = [_decode_tree(inner) for inner in children if inner != MPI.DATATYPE_NULL]
+    finally:
+        for inner in children:  # decoding has made new references of them
+            if not inner.is_predefined:
+                inner.Free()
+    if "order" in params:
+        params["order"] = "F" if params["order"] == MPI.ORDER_FORTRAN else "C"
+    return combiner, extent, params, described
+
+
+@functools.cache
+def _layout_keyval():
+    return MPI.Datatype.Create_keyval(delete_fn=_forget_layout)
+
+
+def _forget_layout(datatype, keyval, value):
+    _layout.forget(MPI._handleof(datatype))
 
 
 def _describe_self():
@@ -328,5 +422,12 @@ class _Meeting:
         )
 
 
-_buffer.register_mpi(_mpi_datatypes(), MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
-_op.register_mpi_ops(MPI.Op, _mpi_ops(), MPI._handleof)
+_found = _mpi_datatypes()
+_buffer.register_mpi(
+    {MPI._handleof(datatype): name for datatype, name in _found}, MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM
+)
+_layout.register_decoder(_decode)
+_op.register_mpi_ops(
+    MPI.Op, _mpi_ops(), {name: datatype for datatype, name in reversed(_found)}, MPI._handleof, _function_of
+)
+_request.register_mpi_requests(MPI.Request, MPI.UNDEFINED, MPI.Status, _clear_status)

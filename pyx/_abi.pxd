@@ -20,16 +20,46 @@ cdef extern from "hetccl/abi.h" nogil:
         HETCCL_LONGDOUBLE
         HETCCL_COMPLEX64
         HETCCL_COMPLEX128
+        HETCCL_FLOAT_INT
+        HETCCL_DOUBLE_INT
+        HETCCL_LONG_INT
+        HETCCL_INT_INT
+        HETCCL_SHORT_INT
+        HETCCL_LONGDOUBLE_INT
         HETCCL_NDTYPES
+        HETCCL_RAW
 
         HETCCL_SUM
         HETCCL_PROD
         HETCCL_MAX
         HETCCL_MIN
         HETCCL_AVG
-        HETCCL_NOPS
+        HETCCL_NVENDOR_OPS
+        HETCCL_LAND
+        HETCCL_LOR
+        HETCCL_LXOR
+        HETCCL_BAND
+        HETCCL_BOR
+        HETCCL_BXOR
+        HETCCL_MINLOC
+        HETCCL_MAXLOC
+        HETCCL_PREMUL_SUM
+        HETCCL_USER
 
         HETCCL_MEM_HOST
         HETCCL_MEM_CUDA
         HETCCL_MEM_HIP
         HETCCL_MEM_ONEAPI
+
+    ctypedef struct hetccl_float_int_t:
+        float value
+    ctypedef struct hetccl_double_int_t:
+        double value
+    ctypedef struct hetccl_long_int_t:
+        long value
+    ctypedef struct hetccl_int_int_t:
+        int value
+    ctypedef struct hetccl_short_int_t:
+        short value
+    ctypedef struct hetccl_longdouble_int_t:
+        long double value

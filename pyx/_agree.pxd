@@ -2,19 +2,28 @@
 
 from libc.stdint cimport int64_t
 
-from hetccl._executor cimport Executor
-from hetccl._program cimport Choice
+
+# Words of what a rank says of its call. After these come the bytes that it sends to each rank, and those that it expects
+# from each; zeros where the count says it all.
+cdef enum:
+    CHECK_CALL = 0                       # index into CALLS
+    CHECK_ROOT = 1
+    CHECK_OP = 2
+    CHECK_DTYPE = 3
+    CHECK_COUNT = 4                      # elements of a unit
+    CHECK_FORTRAN = 5
+    CHECK_WORDS = 6
 
 
-ctypedef struct Signature:               # what all ranks must agree on
-    int64_t call                         # index into _executor.CALLS
-    int64_t root
-    int64_t count                        # elements of a unit
-    int64_t dtype
-    int64_t op
-    int64_t fortran
+ctypedef struct Check:
+    void* program                        # Program of the all-gather that brings the words together
+    int64_t nwords                       # of a rank
+    int64_t* mine
+    int64_t* everyone                    # nranks * nwords
 
 
-# Gather every rank's signature with the programs of an all-gather; ValueError on all ranks if they differ. No byte of
-# the user's has moved yet, and the communicator stays usable.
-cdef int agree(Executor executor, Choice allgather, Signature* mine) except -1
+cdef int check_open(Check* check, int nranks) except -1
+cdef void check_close(Check* check) noexcept nogil
+cdef bint check_holds(const Check* check, int nranks) noexcept nogil
+# The ValueError that every rank gets when a check did not hold.
+cdef object check_error(const Check* check, int nranks, int rank)

@@ -1,20 +1,42 @@
-"""Checks of arguments; `argument` is the name that an error gives."""
+"""Checks of a call's arguments."""
 
 from libc.stdint cimport int64_t
 
 from hetccl._buffer cimport Span
+from hetccl._layout cimport Part
 
-# A whole number as a Python int; TypeError for anything else.
+# A whole number; TypeError if it is none.
 cdef object whole(object value, str argument)
 
-# A message's tag; ValueError outside 0..2^31-1.
+# A tag that MPI allows.
 cdef int64_t tag_of(object value, str argument) except -2
 
-# stream= has no meaning for host buffers.
+# stream is for device buffers, which this version refuses.
 cdef int refuse_stream(object stream) except -1
 
-# span_of for host memory; NotImplementedError for a device's.
+# span_of, for memory that the CPU can touch.
 cdef int host_span(object obj, Span* span, str argument, bint writable, int64_t blocks) except -1
 
-# Refuse a send buffer that does not go with the receive buffer: dtype, order, overlap. count: elements it must have.
-cdef int match(Span* send, Span* recv, int64_t count) except -1
+# parts_of and parts_of_w, likewise.
+cdef int host_parts(object obj, Span* span, str argument, bint writable, int nparts, Part* parts) except -1
+cdef int host_parts_w(object obj, Span* span, str argument, bint writable, int nparts, Part* parts,
+                      list owners) except -1
+
+# A reduction's buffers: elements one after another.
+cdef int reducible(Span* span, str argument) except -1
+
+# The MPI datatype that a spec names, or None.
+cdef object datatype_in(object spec)
+
+# Packed bytes of a span.
+cdef int64_t span_bytes(const Span* span) noexcept
+
+# Cut a span into equal parts, in order.
+cdef void span_cut(const Span* span, int nparts, Part* parts) noexcept
+
+# Both sides of one call: the same dtype and memory order, apart, and send of as many bytes as wanted.
+cdef int match(Span* send, Span* recv, int64_t nbytes) except -1
+# The same but for the number of bytes.
+cdef int match_kinds(Span* send, Span* recv) except -1
+# Parts that are sent and parts that receive share no byte.
+cdef int parts_check_apart(const Part* send, int nsend, const Part* recv, int nrecv) except -1

@@ -4,9 +4,13 @@ from operator import index
 
 from cpython.number cimport PyIndex_Check
 from libc.limits cimport INT_MAX
+from libc.stdint cimport uint8_t, uintptr_t
+from libc.string cimport memset
 
 from hetccl._abi cimport HETCCL_MEM_HOST
 from hetccl._buffer cimport dtype_name, span_check_overlap, span_of
+from hetccl._layout cimport hetccl_piece_range
+from hetccl._spec cimport parts_of, parts_of_w
 
 
 cdef object whole(object value, str argument):
@@ -28,21 +32,110 @@ cdef int refuse_stream(object stream) except -1:
     return 0
 
 
-cdef int host_span(object obj, Span* span, str argument, bint writable, int64_t blocks) except -1:
-    span_of(obj, span, argument, writable, blocks)
+cdef inline int on_host(Span* span, str argument) except -1:
     if span.kind != HETCCL_MEM_HOST:
         raise NotImplementedError(f"{argument}: is device memory; this version's collectives run on host buffers")
     return 0
 
 
-cdef int match(Span* send, Span* recv, int64_t count) except -1:
+cdef int host_span(object obj, Span* span, str argument, bint writable, int64_t blocks) except -1:
+    span_of(obj, span, argument, writable, blocks)
+    return on_host(span, argument)
+
+
+cdef int host_parts(object obj, Span* span, str argument, bint writable, int nparts, Part* parts) except -1:
+    parts_of(obj, span, argument, writable, nparts, parts)
+    return on_host(span, argument)
+
+
+cdef int host_parts_w(object obj, Span* span, str argument, bint writable, int nparts, Part* parts,
+                      list owners) except -1:
+    parts_of_w(obj, span, argument, writable, nparts, parts, owners)
+    return on_host(span, argument)
+
+
+cdef int reducible(Span* span, str argument) except -1:
+    if span.layout != NULL:
+        raise TypeError(f"{argument}: a reduction takes elements that lie one after another; this datatype leaves gaps. "
+                        "Copy them first")
+    return 0
+
+
+cdef object datatype_in(object spec):
+    if not isinstance(spec, (list, tuple)) or len(spec) < 2:
+        return None
+    last = spec[len(spec) - 1]
+    return None if last is None or isinstance(last, (str, list, tuple)) or PyIndex_Check(last) else last
+
+
+cdef int64_t span_bytes(const Span* span) noexcept:
+    return span.count * <int64_t>span.itemsize
+
+
+cdef void span_cut(const Span* span, int nparts, Part* parts) noexcept:
+    cdef int64_t count = span.count // nparts
+    cdef int64_t step = count * (<int64_t>span.itemsize if span.layout == NULL else span.layout.extent)
+    cdef int i
+    for i in range(nparts):
+        parts[i].ptr = <uint8_t*>span.ptr + i * step
+        parts[i].nbytes = count * <int64_t>span.itemsize
+        parts[i].layout = span.layout
+
+
+cdef int match_kinds(Span* send, Span* recv) except -1:
     if send.dtype != recv.dtype:
         theirs = dtype_name(recv.dtype)
         raise TypeError(f"sendbuf: is {dtype_name(send.dtype)}, recvbuf {theirs}; they must be the same")
-    if send.count != count:
-        raise ValueError(f"sendbuf: has {send.count} elements where recvbuf's {recv.count} ask for {count}")
-    if send.fortran != recv.fortran:
+    if send.fortran != recv.fortran and send.layout == NULL and recv.layout == NULL:
         raise BufferError(f"sendbuf: is {'F' if send.fortran else 'C'}-contiguous, recvbuf is not: elements travel in "
                           "memory order, so they would come out transposed; use numpy.ascontiguousarray")
-    span_check_overlap(send, recv, "sendbuf", "recvbuf")
     return 0
+
+
+cdef int match(Span* send, Span* recv, int64_t nbytes) except -1:
+    match_kinds(send, recv)
+    if span_bytes(send) != nbytes:
+        if send.itemsize == recv.itemsize:
+            raise ValueError(f"sendbuf: has {send.count} elements where recvbuf's {recv.count} ask for "
+                             f"{nbytes // <int64_t>recv.itemsize}")
+        raise ValueError(f"sendbuf: has {span_bytes(send)} bytes where recvbuf's {span_bytes(recv)} ask for {nbytes}")
+    return span_check_overlap(send, recv, "sendbuf", "recvbuf")
+
+
+cdef int parts_check_apart(const Part* send, int nsend, const Part* recv, int nrecv) except -1:
+    cdef uintptr_t[2] send_range
+    cdef uintptr_t[2] recv_range
+    cdef Span a, b
+    cdef int i, j
+    parts_range(send, nsend, send_range)
+    parts_range(recv, nrecv, recv_range)
+    if send_range[1] <= recv_range[0] or recv_range[1] <= send_range[0]:
+        return 0
+    for i in range(nsend):
+        span_of_part(&send[i], &a)
+        for j in range(nrecv):
+            span_of_part(&recv[j], &b)
+            span_check_overlap(&a, &b, f"sendbuf (part {i})", f"recvbuf (part {j})")
+    return 0
+
+
+cdef void parts_range(const Part* parts, int nparts, uintptr_t* bounds) noexcept:
+    """The addresses from the lowest byte of any part to the highest."""
+    cdef int64_t low, high
+    cdef int i
+    bounds[0], bounds[1] = <uintptr_t>-1, 0
+    for i in range(nparts):
+        if parts[i].nbytes == 0:
+            continue
+        low, high = 0, parts[i].nbytes
+        if parts[i].layout != NULL:
+            hetccl_piece_range(&parts[i].layout.root, parts[i].nbytes // parts[i].layout.root.run, &low, &high)
+        bounds[0] = min(bounds[0], <uintptr_t>parts[i].ptr + low)
+        bounds[1] = max(bounds[1], <uintptr_t>parts[i].ptr + high)
+
+
+cdef void span_of_part(const Part* part, Span* span) noexcept:
+    memset(span, 0, sizeof(Span))
+    span.ptr, span.layout = part.ptr, part.layout
+    span.itemsize = 1 if part.layout == NULL else <size_t>part.layout.size
+    span.count = part.nbytes // <int64_t>span.itemsize

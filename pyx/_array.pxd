@@ -19,7 +19,7 @@ ctypedef struct Export:
     Py_buffer view  # of HELD_VIEW
     void* managed   # of HELD_DLPACK_*: ours, its deleter not yet called
 
-ctypedef struct Layout:
+ctypedef struct Memory:
     void* ptr
     int64_t itemsize             # bytes
     int code                     # HETCCL_<dtype> or CODE_*
@@ -35,5 +35,5 @@ ctypedef struct Layout:
 
 # Describe obj's memory; no byte of it is touched, and no stream is waited for. arg: the argument's name, for errors.
 # writable: the caller will write, so a copy by the exporter is refused. After an error, too, export must be released.
-cdef int array_read(object obj, Export* export, Layout* layout, object arg, bint writable) except -1
+cdef int array_read(object obj, Export* export, Memory* memory, object arg, bint writable) except -1
 cdef void export_release(Export* export) noexcept

@@ -95,7 +95,7 @@ cdef enum:
     # Array API standard, __dlpack__(stream=-1): do not synchronise, for CUDA and ROCm alike (None, 0, 1 and 2 differ).
     DLPACK_NO_SYNC = -1
 
-ctypedef int (*reader_t)(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1
+ctypedef int (*reader_t)(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1
 
 cdef tuple DLPACK_VERSION = (DLPACK_MAJOR, 3)  # newest that hetccl/arrays.h describes
 cdef tuple REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what exporters raise that will not export
@@ -117,18 +117,18 @@ cdef class Reader:
     cdef bint autograd                  # torch: lazy conjugation and gradients are not part of the protocol
 
 
-cdef int array_read(object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+cdef int array_read(object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     if type(obj) is numpy_ndarray:
-        return read_numpy(None, obj, export, layout, arg, writable)
+        return read_numpy(None, obj, export, memory, arg, writable)
     cdef object found = readers.get(type(obj))
     if found is None:
         found = reader_of(obj, arg)
     cdef Reader reader = <Reader> found
-    reader.read(reader, obj, export, layout, arg, writable)
+    reader.read(reader, obj, export, memory, arg, writable)
     if reader.immutable:
-        layout.readonly = True
+        memory.readonly = True
     if reader.autograd:
-        check_tensor(obj, layout, arg)
+        check_tensor(obj, memory, arg)
     return 0
 
 
@@ -179,10 +179,10 @@ cdef hetccl_dlexchange_t* exchange_of(object cls) except? NULL:
     return table
 
 
-cdef int check_tensor(object obj, Layout* layout, object arg) except -1:
+cdef int check_tensor(object obj, Memory* memory, object arg) except -1:
     if obj.requires_grad:
         raise BufferError(f"{arg}: the tensor requires grad, and no gradient crosses collectives; pass tensor.detach()")
-    if obj.is_neg() or ((layout.code == HETCCL_COMPLEX64 or layout.code == HETCCL_COMPLEX128) and obj.is_conj()):
+    if obj.is_neg() or ((memory.code == HETCCL_COMPLEX64 or memory.code == HETCCL_COMPLEX128) and obj.is_conj()):
         raise BufferError(f"{arg}: the tensor's memory is not yet conjugated; pass tensor.resolve_conj().resolve_neg()")
     return 0
 
@@ -209,30 +209,30 @@ cdef bint numpy_layout_holds(object numpy) except -1:
     return True
 
 
-cdef int read_numpy(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+cdef int read_numpy(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     cdef hetccl_ndarray_t* array = <hetccl_ndarray_t*> <void*> obj
     cdef int num = array.descr.type_num
     cdef int code = numpy_codes[num] if 0 <= num < NUMPY_NUMS else CODE_UNASKED
     if code == CODE_UNASKED:
         code = numpy_code_ask(obj.dtype)
     if code >= 0:
-        layout.itemsize = dtype_itemsize(code)
+        memory.itemsize = dtype_itemsize(code)
         if array.descr.byteorder == BYTEORDER_SWAPPED:
             code = CODE_SWAPPED
     else:
-        layout.itemsize = obj.dtype.itemsize
+        memory.itemsize = obj.dtype.itemsize
         if obj.dtype.hasobject:
             code = CODE_OPAQUE
-    layout.code = code
-    layout.ptr = array.data
-    layout.kind = HETCCL_MEM_HOST
-    layout.device = 0
-    layout.order = array.flags & (HETCCL_NPY_C | HETCCL_NPY_F)
-    layout.readonly = not array.flags & HETCCL_NPY_WRITEABLE
-    layout.ndim = array.ndim
-    layout.shape = <const int64_t*> array.shape
-    layout.strides = <const int64_t*> array.strides
-    layout.stride_unit = 1
+    memory.code = code
+    memory.ptr = array.data
+    memory.kind = HETCCL_MEM_HOST
+    memory.device = 0
+    memory.order = array.flags & (HETCCL_NPY_C | HETCCL_NPY_F)
+    memory.readonly = not array.flags & HETCCL_NPY_WRITEABLE
+    memory.ndim = array.ndim
+    memory.shape = <const int64_t*> array.shape
+    memory.strides = <const int64_t*> array.strides
+    memory.stride_unit = 1
     return 0
 
 
@@ -248,28 +248,28 @@ cdef int numpy_code_ask(object dtype) except? -1:
     return code
 
 
-cdef int read_buffer(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+cdef int read_buffer(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     cdef Py_buffer* view = &export.view
     try:
         PyObject_GetBuffer(obj, view, PyBUF_RECORDS_RO)
     except REFUSALS as error:
         raise_refused(obj, arg, error)
     export.held = HELD_VIEW
-    layout.itemsize = view.itemsize
-    layout.code = code_of_format(view.format, view.itemsize)
-    layout.ptr = view.buf
-    layout.kind = HETCCL_MEM_HOST
-    layout.device = 0
-    layout.readonly = view.readonly
-    layout.ndim = view.ndim
-    layout.shape = <const int64_t*> view.shape
-    layout.strides = <const int64_t*> view.strides
-    layout.stride_unit = 1
-    layout.order = hetccl_layout_order(layout.ndim, layout.shape, layout.strides, layout.itemsize)
+    memory.itemsize = view.itemsize
+    memory.code = code_of_format(view.format, view.itemsize)
+    memory.ptr = view.buf
+    memory.kind = HETCCL_MEM_HOST
+    memory.device = 0
+    memory.readonly = view.readonly
+    memory.ndim = view.ndim
+    memory.shape = <const int64_t*> view.shape
+    memory.strides = <const int64_t*> view.strides
+    memory.stride_unit = 1
+    memory.order = hetccl_layout_order(memory.ndim, memory.shape, memory.strides, memory.itemsize)
     return 0
 
 
-cdef int read_exchange(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+cdef int read_exchange(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     cdef hetccl_dltensor_t borrowed
     cdef hetccl_dlversioned_t* managed = NULL
     # Only the owning form has flags, and a receiver must know of read-only memory. torch has none.
@@ -282,13 +282,13 @@ cdef int read_exchange(Reader reader, object obj, Export* export, Layout* layout
     except REFUSALS as error:
         raise_refused(obj, arg, error)
     if borrow:
-        return layout_of_tensor(&borrowed, layout, arg, False)
+        return layout_of_tensor(&borrowed, memory, arg, False)
     export.managed = managed
     export.held = HELD_DLPACK_1
-    return layout_of_versioned(managed, obj, layout, arg, writable)
+    return layout_of_versioned(managed, obj, memory, arg, writable)
 
 
-cdef int read_dlpack(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+cdef int read_dlpack(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     try:
         capsule = dlpack_capsule(reader, obj)
     except REFUSALS as error:
@@ -305,8 +305,8 @@ cdef int read_dlpack(Reader reader, object obj, Export* export, Layout* layout, 
         raise TypeError(f"{arg}: __dlpack__ of {type_name(obj)} returned no fresh DLPack capsule but {capsule!r}")
     capsule = None  # now, not on the way out: its destructor must not run while an error is pending
     if export.held == HELD_DLPACK_1:
-        return layout_of_versioned(<hetccl_dlversioned_t*> export.managed, obj, layout, arg, writable)
-    return layout_of_tensor(&(<hetccl_dlmanaged_t*> export.managed).tensor, layout, arg, False)
+        return layout_of_versioned(<hetccl_dlversioned_t*> export.managed, obj, memory, arg, writable)
+    return layout_of_tensor(&(<hetccl_dlmanaged_t*> export.managed).tensor, memory, arg, False)
 
 
 cdef object dlpack_capsule(Reader reader, object obj):
@@ -325,37 +325,37 @@ cdef object dlpack_capsule(Reader reader, object obj):
 
 
 cdef int layout_of_versioned(
-    hetccl_dlversioned_t* managed, object obj, Layout* layout, object arg, bint writable,
+    hetccl_dlversioned_t* managed, object obj, Memory* memory, object arg, bint writable,
 ) except -1:
     if managed.major != DLPACK_MAJOR:
         raise BufferError(f"{arg}: {type_name(obj)} exports DLPack {managed.major}.x, not 0.x or {DLPACK_MAJOR}.x")
     if writable and managed.flags & HETCCL_DL_IS_COPIED:
         raise BufferError(f"{arg}: {type_name(obj)} exports a copy, which cannot receive")
-    return layout_of_tensor(&managed.tensor, layout, arg, managed.flags & HETCCL_DL_READ_ONLY)
+    return layout_of_tensor(&managed.tensor, memory, arg, managed.flags & HETCCL_DL_READ_ONLY)
 
 
-cdef int layout_of_tensor(const hetccl_dltensor_t* tensor, Layout* layout, object arg, bint readonly) except -1:
+cdef int layout_of_tensor(const hetccl_dltensor_t* tensor, Memory* memory, object arg, bint readonly) except -1:
     cdef int device = tensor.device.type
     if device in (HETCCL_DL_CPU, HETCCL_DL_CUDA_HOST, HETCCL_DL_ROCM_HOST):
-        layout.kind = HETCCL_MEM_HOST
+        memory.kind = HETCCL_MEM_HOST
     elif device == HETCCL_DL_CUDA or device == HETCCL_DL_CUDA_MANAGED:
-        layout.kind = HETCCL_MEM_CUDA
+        memory.kind = HETCCL_MEM_CUDA
     elif device == HETCCL_DL_ROCM:
-        layout.kind = HETCCL_MEM_HIP
+        memory.kind = HETCCL_MEM_HIP
     elif device == HETCCL_DL_ONEAPI:
-        layout.kind = HETCCL_MEM_ONEAPI
+        memory.kind = HETCCL_MEM_ONEAPI
     else:
         raise BufferError(f"{arg}: DLPack device type {device} is unknown; known are host, CUDA, ROCm, oneAPI")
-    layout.device = 0 if layout.kind == HETCCL_MEM_HOST else tensor.device.id
-    layout.ptr = <char*> tensor.data + tensor.byte_offset
-    layout.code = code_of_tensor(tensor)
-    layout.itemsize = (tensor.dtype.bits * tensor.dtype.lanes + 7) // 8
-    layout.readonly = readonly
-    layout.ndim = tensor.ndim
-    layout.shape = tensor.shape
-    layout.strides = tensor.strides
-    layout.stride_unit = layout.itemsize
-    layout.order = hetccl_layout_order(layout.ndim, layout.shape, layout.strides, 1)
+    memory.device = 0 if memory.kind == HETCCL_MEM_HOST else tensor.device.id
+    memory.ptr = <char*> tensor.data + tensor.byte_offset
+    memory.code = code_of_tensor(tensor)
+    memory.itemsize = (tensor.dtype.bits * tensor.dtype.lanes + 7) // 8
+    memory.readonly = readonly
+    memory.ndim = tensor.ndim
+    memory.shape = tensor.shape
+    memory.strides = tensor.strides
+    memory.stride_unit = memory.itemsize
+    memory.order = hetccl_layout_order(memory.ndim, memory.shape, memory.strides, 1)
     return 0
 
 
@@ -374,7 +374,7 @@ cdef int code_of_tensor(const hetccl_dltensor_t* tensor) noexcept nogil:
     return code_of(DL_KINDS[code] if code < 7 else 0, bits // 8)
 
 
-cdef int read_cai(Reader reader, object obj, Export* export, Layout* layout, object arg, bint writable) except -1:
+cdef int read_cai(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     try:
         interface = obj.__cuda_array_interface__
         shape, typestr, (ptr, readonly) = interface["shape"], interface["typestr"], interface["data"]
@@ -385,29 +385,29 @@ cdef int read_cai(Reader reader, object obj, Export* export, Layout* layout, obj
     if interface.get("mask") is not None:
         raise TypeError(f"{arg}: {type_name(obj)} has a mask, which no collective honours; fill it first")
     strides = interface.get("strides")
-    layout.ndim = len(shape)
-    if layout.ndim > ARRAY_MAX_NDIM:
-        raise BufferError(f"{arg}: {layout.ndim} dimensions; at most {ARRAY_MAX_NDIM} are supported")
-    for i in range(layout.ndim):
-        layout.store[i] = shape[i]
+    memory.ndim = len(shape)
+    if memory.ndim > ARRAY_MAX_NDIM:
+        raise BufferError(f"{arg}: {memory.ndim} dimensions; at most {ARRAY_MAX_NDIM} are supported")
+    for i in range(memory.ndim):
+        memory.store[i] = shape[i]
         if strides is not None:
-            layout.store[ARRAY_MAX_NDIM + i] = strides[i]
-    layout.shape = &layout.store[0]
-    layout.strides = NULL if strides is None else &layout.store[ARRAY_MAX_NDIM]
-    layout.stride_unit = 1
-    layout.itemsize = int(typestr[2:])
-    layout.ptr = <void*> <uintptr_t> (ptr or 0)
-    layout.readonly = readonly
-    layout.kind = HETCCL_MEM_CUDA
-    layout.device = DEVICE_UNKNOWN
-    layout.order = hetccl_layout_order(layout.ndim, layout.shape, layout.strides, layout.itemsize)
-    layout.code = code_of(ord(typestr[1]), layout.itemsize)
+            memory.store[ARRAY_MAX_NDIM + i] = strides[i]
+    memory.shape = &memory.store[0]
+    memory.strides = NULL if strides is None else &memory.store[ARRAY_MAX_NDIM]
+    memory.stride_unit = 1
+    memory.itemsize = int(typestr[2:])
+    memory.ptr = <void*> <uintptr_t> (ptr or 0)
+    memory.readonly = readonly
+    memory.kind = HETCCL_MEM_CUDA
+    memory.device = DEVICE_UNKNOWN
+    memory.order = hetccl_layout_order(memory.ndim, memory.shape, memory.strides, memory.itemsize)
+    memory.code = code_of(ord(typestr[1]), memory.itemsize)
     if typestr[1] == "O":
-        layout.code = CODE_OPAQUE
-    elif layout.code == CODE_UNSUPPORTED:  # bfloat16 and float8 have no typestr; their arrays have a dtype
-        layout.code = code_of_name(str(getattr(obj, "dtype", typestr)).rpartition(".")[2])
-    elif ord(typestr[0]) == BYTEORDER_SWAPPED and layout.itemsize > 1:
-        layout.code = CODE_SWAPPED
+        memory.code = CODE_OPAQUE
+    elif memory.code == CODE_UNSUPPORTED:  # bfloat16 and float8 have no typestr; their arrays have a dtype
+        memory.code = code_of_name(str(getattr(obj, "dtype", typestr)).rpartition(".")[2])
+    elif ord(typestr[0]) == BYTEORDER_SWAPPED and memory.itemsize > 1:
+        memory.code = CODE_SWAPPED
     return 0
 
 

@@ -16,8 +16,11 @@ cdef int code_of_format(const char* text, size_t itemsize) noexcept nogil
 # HETCCL_<dtype> of a dtype's name as NumPy, ml_dtypes and torch spell it, or CODE_UNSUPPORTED.
 cdef int code_of_name(object name) except? -1
 
-# MPI datatype or type string -> HETCCL_<dtype>; TypeError naming arg if hetccl has no such dtype.
-cdef int dtype_code(object datatype, object arg) except -1
+# MPI datatype or type string -> HETCCL_<dtype>; CODE_UNSUPPORTED for an MPI datatype that has no number: derived, say.
+# TypeError naming arg for a string without a dtype and for what is no datatype.
+cdef int dtype_code(object datatype, object arg) except? CODE_UNSUPPORTED
+cdef object datatype_handle(object datatype, object arg)  # of an MPI datatype; TypeError naming arg for anything else
+cdef int datatype_code(object handle) except -1           # of an MPI datatype's handle: HETCCL_<dtype> or HETCCL_RAW
 # Add MPI's datatypes: {handle: name}, and the callable that gives an MPI.Datatype's handle (or a TypeError).
 cdef int datatypes_add(object datatypes, object handle_of) except -1
 cdef size_t dtype_itemsize(int dtype) noexcept nogil

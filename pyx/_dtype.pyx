@@ -6,17 +6,19 @@ Layer L2, below _array and _buffer. The tables are filled once, at import, and d
 import sys
 
 from hetccl._abi cimport (
-    HETCCL_BFLOAT16, HETCCL_BOOL, HETCCL_COMPLEX64, HETCCL_COMPLEX128, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2,
-    HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64, HETCCL_INT8, HETCCL_INT16, HETCCL_INT32, HETCCL_INT64,
-    HETCCL_LONGDOUBLE, HETCCL_NDTYPES, HETCCL_UINT8, HETCCL_UINT16, HETCCL_UINT32, HETCCL_UINT64,
+    HETCCL_BFLOAT16, HETCCL_BOOL, HETCCL_COMPLEX64, HETCCL_COMPLEX128, HETCCL_DOUBLE_INT, HETCCL_FLOAT8_E4M3,
+    HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64, HETCCL_FLOAT_INT, HETCCL_INT8, HETCCL_INT16,
+    HETCCL_INT32, HETCCL_INT64, HETCCL_INT_INT, HETCCL_LONGDOUBLE, HETCCL_LONGDOUBLE_INT, HETCCL_LONG_INT,
+    HETCCL_NDTYPES, HETCCL_RAW, HETCCL_SHORT_INT, HETCCL_UINT8, HETCCL_UINT16, HETCCL_UINT32, HETCCL_UINT64, hetccl_double_int_t,
+    hetccl_float_int_t, hetccl_int_int_t, hetccl_long_int_t, hetccl_longdouble_int_t, hetccl_short_int_t,
 )
 
 cdef enum:
     ITEMSIZE_MAX = 16  # bytes, of complex128 and long double
 
 cdef char BYTEORDER_SWAPPED = b">" if sys.byteorder == "little" else b"<"
-cdef size_t[HETCCL_NDTYPES] itemsizes
-cdef size_t[HETCCL_NDTYPES] alignments
+cdef size_t[HETCCL_RAW + 1] itemsizes
+cdef size_t[HETCCL_RAW + 1] alignments
 cdef int[128][ITEMSIZE_MAX + 1] codes  # [NumPy's kind letter][bytes] -> HETCCL_<dtype> or CODE_UNSUPPORTED
 cdef char[128] kinds                   # struct module (PEP 3118) letter -> NumPy's kind letter, or 0
 cdef dict names = {}          # HETCCL_<dtype> -> name
@@ -30,6 +32,18 @@ cdef int code_of(char kind, size_t itemsize) noexcept nogil:
     return codes[<int> kind][itemsize] if kind >= 0 and itemsize <= ITEMSIZE_MAX else CODE_UNSUPPORTED
 
 
+cdef bint format_has_pointers(const char* text) noexcept nogil:
+    """Whether a format has Python objects or addresses in it, which mean nothing to another process."""
+    cdef bint in_name = False
+    while text[0]:
+        if text[0] == b":":  # names of fields stand between colons
+            in_name = not in_name
+        elif not in_name and text[0] in b"O&X":
+            return True
+        text += 1
+    return False
+
+
 cdef int code_of_format(const char* text, size_t itemsize) noexcept nogil:
     cdef char order = b"@"
     if text == NULL:
@@ -37,7 +51,7 @@ cdef int code_of_format(const char* text, size_t itemsize) noexcept nogil:
     if text[0] in b"@=<>!":
         order = b">" if text[0] == b"!" else text[0]
         text += 1
-    if text[0] == b"O" and text[1] == 0:
+    if format_has_pointers(text):
         return CODE_OPAQUE
     cdef char kind = 0
     if text[0] == b"Z" and text[1] in b"fd" and text[2] == 0:
@@ -59,23 +73,26 @@ cdef object not_a_datatype(object datatype, object arg):
                      "buffer spec such as [data, count, datatype], it cannot hold the numbers themselves")
 
 
-cdef int dtype_code(object datatype, object arg) except -1:
-    if isinstance(datatype, str):
-        code = typecodes.get(datatype)
-        if code is None:
-            raise TypeError(f"{arg}: no dtype has the type string {datatype!r}; known are {', '.join(typecodes)}")
-        return code
+cdef int dtype_code(object datatype, object arg) except? CODE_UNSUPPORTED:
+    if not isinstance(datatype, str):
+        return mpi_datatypes.get(datatype_handle(datatype, arg), CODE_UNSUPPORTED)
+    code = typecodes.get(datatype)
+    if code is None:
+        raise TypeError(f"{arg}: no dtype has the type string {datatype!r}; known are {', '.join(typecodes)}")
+    return code
+
+
+cdef object datatype_handle(object datatype, object arg):
     if mpi_handle_of is None:
         raise not_a_datatype(datatype, arg)
     try:
-        handle = mpi_handle_of(datatype)
+        return mpi_handle_of(datatype)
     except TypeError as error:
         raise not_a_datatype(datatype, arg) from error
-    code = mpi_datatypes.get(handle)
-    if code is None:
-        label = getattr(datatype, "name", "") or "derived"
-        raise TypeError(f"{arg}: MPI datatype {label} has no equal here; use a predefined one of {dtype_names()}")
-    return code
+
+
+cdef int datatype_code(object handle) except -1:
+    return mpi_datatypes.get(handle, HETCCL_RAW)
 
 
 cdef size_t dtype_itemsize(int dtype) noexcept nogil:
@@ -150,6 +167,15 @@ dtype_add("complex128", HETCCL_COMPLEX128, "c", 16, 8)
 dtype_add("bfloat16", HETCCL_BFLOAT16, "", 2, 2)
 dtype_add("float8_e4m3fn", HETCCL_FLOAT8_E4M3, "", 1, 1)
 dtype_add("float8_e5m2", HETCCL_FLOAT8_E5M2, "", 1, 1)
+# MPI's pairs of a value and an int, for MINLOC and MAXLOC: by name or MPI datatype, since no NumPy dtype is theirs alone.
+dtype_add("float_int", HETCCL_FLOAT_INT, "", sizeof(hetccl_float_int_t), sizeof(float))
+dtype_add("double_int", HETCCL_DOUBLE_INT, "", sizeof(hetccl_double_int_t), sizeof(double))
+dtype_add("long_int", HETCCL_LONG_INT, "", sizeof(hetccl_long_int_t), sizeof(long))
+dtype_add("int_int", HETCCL_INT_INT, "", sizeof(hetccl_int_int_t), sizeof(int))
+dtype_add("short_int", HETCCL_SHORT_INT, "", sizeof(hetccl_short_int_t), sizeof(int))
+dtype_add("longdouble_int", HETCCL_LONGDOUBLE_INT, "", sizeof(hetccl_longdouble_int_t), sizeof(long double))
+names[HETCCL_RAW] = "raw"  # no type string: what may be moved as raw memory is told by the buffer
+itemsizes[HETCCL_RAW] = alignments[HETCCL_RAW] = 1
 
 letters_add("i", {
     "b": sizeof(char), "h": sizeof(short), "i": sizeof(int), "l": sizeof(long), "q": sizeof(long long),

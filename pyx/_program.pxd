@@ -3,6 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
+from hetccl._buffer cimport Part
 from hetccl._kernels cimport hetccl_reduce_fn
 from hetccl._shm cimport hetccl_msg_t, hetccl_transport_t
 
@@ -24,6 +25,7 @@ ctypedef struct Failure:                 # which message a transport could not m
 ctypedef struct Place:                   # hetccl.plan's Block: elements [floor(n lo), floor(n hi)) of unit `unit`
     int buf                              # IN, OUT or SCRATCH
     int64_t unit
+    int64_t measure                      # of SCRATCH: the unit of IN that has its length
     int64_t lo_num
     int64_t lo_den
     int64_t hi_num
@@ -60,8 +62,8 @@ cdef class Program:
     cdef uint8_t* states                 # nsteps, of the run under way: the communicator's lock allows one at a time
     cdef hetccl_msg_t* messages          # nmessages, likewise
 
-    cdef int compile_step(self, Step* out, step, dict turns) except -1
-    cdef int compile_sources(self, Step* out, step, dict turns) except -1
+    cdef int compile_step(self, Step* out, step, dict turns, tuple measures) except -1
+    cdef int compile_sources(self, Step* out, step, dict turns, tuple measures) except -1
 
 
 cdef class Choice:                       # the programs of one collective and root, by message size
@@ -82,9 +84,10 @@ ctypedef struct Run:                     # a program at work on one portion of t
     Link* send_links                     # per peer
     Link* recv_links                     # per peer
     uint8_t* base[3]                     # IN, OUT, SCRATCH
+    const Part* parts[2]                 # units of IN and OUT with places and lengths of their own; else NULL
     int64_t unit_stride[3]               # elements from one unit to the next
     int64_t skip[3]                      # elements of each unit that come before this portion
-    int64_t count                        # elements of a unit in this portion
+    int64_t count                        # elements of a unit in this portion; at most, where there are parts
     size_t itemsize
     uint32_t tag                         # of all messages: which collective this is
     hetccl_reduce_fn reduce

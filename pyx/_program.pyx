@@ -7,8 +7,9 @@ the program, which is what matches them with the peer's. No GIL, no lock: one th
 
 from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
+from hetccl._layout cimport hetccl_layout_copy, hetccl_layout_t
 from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_EPEER, HETCCL_ESYSTEM, HETCCL_MOVED, HETCCL_MSG_POSTED
 
 
@@ -43,8 +44,9 @@ cdef enum:
 cdef enum:
     CHUNKS_PER_POLL = 64
 
-# SCRATCH has this place in Run.base; IN and OUT are 0 and 1 (hetccl.plan.Buf).
+# Places in Run.base (hetccl.plan.Buf); OUT is 1.
 cdef enum:
+    IN = 0
     SCRATCH = 2
 
 KINDS = {"Send": SEND, "Recv": RECV, "Reduce": REDUCE, "Copy": COPY}
@@ -68,7 +70,7 @@ cdef class Program:
             raise MemoryError()
         turns = {}
         for index, step in enumerate(program.steps):
-            self.compile_step(&self.steps[index], step, turns)
+            self.compile_step(&self.steps[index], step, turns, program.measures)
         self.messages = <hetccl_msg_t*>calloc(max(self.nmessages, 1), sizeof(hetccl_msg_t))
         if self.messages == NULL:
             raise MemoryError()
@@ -83,13 +85,13 @@ cdef class Program:
         free(self.states)
         free(self.messages)
 
-    cdef int compile_step(self, Step* out, step, dict turns) except -1:
+    cdef int compile_step(self, Step* out, step, dict turns, tuple measures) except -1:
         kind = type(step).__name__
         if kind not in KINDS:
             raise ValueError(f"the engine runs {', '.join(KINDS)}; the plan {self.plan.algorithm} has a {kind} step")
         out.kind = KINDS[kind]
         out.message = self.nmessages
-        out.block = place_of(step.block)
+        out.block = place_of(step.block, measures)
         out.nafter = len(step.after)
         out.after = <int*>calloc(max(out.nafter, 1), sizeof(int))
         if out.after == NULL:
@@ -97,16 +99,16 @@ cdef class Program:
         for i, earlier in enumerate(step.after):
             out.after[i] = earlier
         if out.kind == COPY:
-            out.source = place_of(step.source)
+            out.source = place_of(step.source, measures)
         elif out.kind == REDUCE:
-            self.compile_sources(out, step, turns)
+            self.compile_sources(out, step, turns, measures)
         else:
             out.peer = step.peer
             out.turn = next_turn(turns, out.kind == SEND, out.peer)
             self.nmessages += 1
         return 0
 
-    cdef int compile_sources(self, Step* out, step, dict turns) except -1:
+    cdef int compile_sources(self, Step* out, step, dict turns, tuple measures) except -1:
         out.final = step.final
         out.nsources = len(step.sources)
         out.sources = <Source*>calloc(out.nsources, sizeof(Source))
@@ -123,7 +125,7 @@ cdef class Program:
                 out.sources[i].turn = next_turn(turns, False, source.rank)
             else:
                 out.sources[i].peer = NOBODY
-                out.sources[i].place = place_of(source)
+                out.sources[i].place = place_of(source, measures)
         return 0
 
 
@@ -153,24 +155,44 @@ cdef int next_turn(dict turns, bint sends, int peer) except -1:
     return turn
 
 
-cdef Place place_of(block) except *:
+cdef Place place_of(block, tuple measures) except *:
     cdef Place place
     place.buf = block.buf
     place.unit = block.unit
+    place.measure = measures[block.unit] if block.buf == SCRATCH else 0
     place.lo_num, place.lo_den = block.lo.numerator, block.lo.denominator
     place.hi_num, place.hi_den = block.hi.numerator, block.hi.denominator
     return place
 
 
-cdef inline uint8_t* place_address(Run* run, Place* place) noexcept nogil:
-    cdef int64_t element = (place.unit * run.unit_stride[place.buf] + run.skip[place.buf]
-                            + hetccl_part(run.count, place.lo_num, place.lo_den))
-    return run.base[place.buf] + element * <int64_t>run.itemsize
+cdef inline const Part* place_part(Run* run, Place* place) noexcept nogil:
+    """The part that a place lies in, or for SCRATCH the one that it is measured by; NULL where units are alike."""
+    if place.buf == SCRATCH:
+        return run.parts[IN] + place.measure if run.parts[IN] != NULL else NULL
+    return run.parts[place.buf] + place.unit if run.parts[place.buf] != NULL else NULL
 
 
-cdef inline size_t place_nbytes(Run* run, Place* place) noexcept nogil:
-    return <size_t>(hetccl_part(run.count, place.hi_num, place.hi_den)
-                    - hetccl_part(run.count, place.lo_num, place.lo_den)) * run.itemsize
+cdef inline int64_t place_count(Run* run, const Part* part) noexcept nogil:
+    """Elements of a place's unit in this portion."""
+    if part == NULL:
+        return run.count
+    return max(<int64_t>0, min(run.count, part.nbytes // <int64_t>run.itemsize - run.skip[IN]))
+
+
+cdef inline void place_resolve(Run* run, Place* place, hetccl_msg_t* memory) noexcept nogil:
+    """Fill a message's ptr, nbytes, layout and skip with a place's."""
+    cdef const Part* part = place_part(run, place)
+    cdef int64_t count = place_count(run, part)
+    cdef int64_t lo = hetccl_part(count, place.lo_num, place.lo_den)
+    cdef int64_t first = run.skip[place.buf] + lo
+    memory.nbytes = <size_t>(hetccl_part(count, place.hi_num, place.hi_den) - lo) * run.itemsize
+    memory.layout = NULL
+    if part == NULL or place.buf == SCRATCH:
+        memory.ptr = run.base[place.buf] + (place.unit * run.unit_stride[place.buf] + first) * <int64_t>run.itemsize
+    elif part.layout == NULL:
+        memory.ptr = part.ptr + first * <int64_t>run.itemsize
+    else:
+        memory.ptr, memory.layout, memory.skip = part.ptr, part.layout, <size_t>first * run.itemsize
 
 
 cdef void run_reset(Run* run, Program program, int nranks) noexcept nogil:
@@ -226,18 +248,18 @@ cdef inline bint is_free(Run* run, Step* step) noexcept nogil:
 
 cdef inline void start(Run* run, Step* step) noexcept nogil:
     cdef hetccl_msg_t* message = &run.messages[step.message]
-    cdef size_t nbytes = place_nbytes(run, &step.block)
+    cdef hetccl_msg_t block
     cdef int i
     if step.kind == SEND or step.kind == RECV:
-        message.ptr = place_address(run, &step.block)
-        message.nbytes = nbytes
+        place_resolve(run, &step.block, message)
         message.tag = run.tag
     elif step.kind == REDUCE:
+        place_resolve(run, &step.block, &block)
         for i in range(step.nsources):
-            message[i].nbytes = nbytes
-            message[i].tag = run.tag
             if step.sources[i].peer == NOBODY:
-                message[i].ptr = place_address(run, &step.sources[i].place)
+                place_resolve(run, &step.sources[i].place, &message[i])
+            message[i].nbytes = block.nbytes
+            message[i].tag = run.tag
 
 
 cdef inline int advance(Run* run, Step* step) noexcept nogil:
@@ -247,10 +269,16 @@ cdef inline int advance(Run* run, Step* step) noexcept nogil:
         return advance_recv(run, step)
     if step.kind == REDUCE:
         return advance_reduce(run, step)
-    cdef uint8_t* source = place_address(run, &step.source)
-    cdef uint8_t* block = place_address(run, &step.block)
-    if source != block:
-        memcpy(block, source, place_nbytes(run, &step.block))
+    return advance_copy(run, step)
+
+
+cdef inline int advance_copy(Run* run, Step* step) noexcept nogil:
+    cdef hetccl_msg_t block, source
+    block.skip = source.skip = 0
+    place_resolve(run, &step.block, &block)
+    place_resolve(run, &step.source, &source)
+    if source.ptr != block.ptr or source.layout != block.layout:
+        hetccl_layout_copy(block.layout, block.ptr, block.skip, source.layout, source.ptr, source.skip, block.nbytes)
     return HETCCL_DONE
 
 
@@ -295,9 +323,10 @@ cdef inline int advance_recv(Run* run, Step* step) noexcept nogil:
 cdef int advance_reduce(Run* run, Step* step) noexcept nogil:
     """Fold as many chunks as have come from every peer, in the order of the sources."""
     cdef hetccl_msg_t* messages = &run.messages[step.message]
-    cdef uint8_t* block = place_address(run, &step.block)
+    cdef hetccl_msg_t block
     cdef size_t done, piece = 0, nbytes = messages[0].nbytes
     cdef int i, status, chunks = 0
+    place_resolve(run, &step.block, &block)
     for i in range(step.nsources):
         if step.sources[i].peer != NOBODY and run.received[step.sources[i].peer] != step.sources[i].turn:
             return HETCCL_AGAIN
@@ -309,7 +338,7 @@ cdef int advance_reduce(Run* run, Step* step) noexcept nogil:
         status = fetch_operands(run, step, messages, piece)
         if status != HETCCL_DONE:
             return status
-        run.reduce(block + done, run.operands, step.nsources, piece // run.itemsize, run.divisor if step.final else 0)
+        run.reduce(block.ptr + done, run.operands, step.nsources, piece // run.itemsize, run.divisor if step.final else 0)
         consume_operands(run, step, messages, piece)
         chunks += 1
         if chunks == CHUNKS_PER_POLL and messages[0].done < nbytes:

@@ -1,7 +1,9 @@
-"""The shared-memory segment of one communicator, and its links. C side: include/hetccl/shm.h."""
+"""The shared-memory segment of one communicator, and its links. C side: include/hetccl/shm.h and shm_link.h."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from hetccl._layout cimport hetccl_layout_t
 
 
 cdef extern from "hetccl/transport.h" nogil:
@@ -12,20 +14,38 @@ cdef extern from "hetccl/transport.h" nogil:
         HETCCL_EPEER
         HETCCL_ELENGTH
         HETCCL_ESYSTEM
+        HETCCL_ENOMEM
         HETCCL_ETAG
         HETCCL_MSG_NEW
         HETCCL_MSG_POSTED
         HETCCL_MSG_STREAM
+        HETCCL_MSG_SYNC
 
     ctypedef struct hetccl_msg_t:
         uint8_t* ptr
+        const hetccl_layout_t* layout
+        size_t skip
         size_t nbytes
         size_t done
-        uint64_t cell
         size_t cell_done
         uint32_t tag
+        uint32_t flags
         int32_t state
+        int32_t slot
         int32_t error
+
+    ctypedef struct hetccl_header_t:
+        size_t nbytes
+        size_t hold_nbytes
+        uint32_t tag
+
+    ctypedef struct hetccl_aside_t:
+        uint8_t* buffer
+        size_t nbytes
+        size_t done
+        uint64_t address
+        uint32_t tag
+        int32_t slot
 
     ctypedef struct hetccl_transport_t:
         const char* name
@@ -34,7 +54,9 @@ cdef extern from "hetccl/transport.h" nogil:
         int64_t (*available)(void* link, hetccl_msg_t* msg) noexcept nogil
         const void* (*fetch)(void* link, hetccl_msg_t* msg, size_t nbytes, void* scratch) noexcept nogil
         void (*consume)(void* link, hetccl_msg_t* msg, size_t nbytes) noexcept nogil
-        int (*peek)(void* link, size_t* nbytes_p, uint32_t* tag_p) noexcept nogil
+        int (*peek)(void* link, hetccl_header_t* header_p) noexcept nogil
+        int (*set_aside)(void* link, hetccl_aside_t* aside) noexcept nogil
+        int (*recv_aside)(void* link, hetccl_aside_t* aside, hetccl_msg_t* msg) noexcept nogil
 
 
 cdef extern from "hetccl/process.h" nogil:
@@ -44,7 +66,6 @@ cdef extern from "hetccl/process.h" nogil:
 
 
 cdef extern from "hetccl/shm.h" nogil:
-    const hetccl_transport_t hetccl_shm_transport
     enum:
         HETCCL_SHM_SECRET_BYTES
         HETCCL_CACHE_LINE
@@ -75,18 +96,9 @@ cdef extern from "hetccl/shm.h" nogil:
         uint64_t total_bytes
         uint64_t fault
 
-    ctypedef struct hetccl_shm_link_t:
-        uint8_t* cells
-        size_t cell_bytes
-        uint64_t ncells
-        uint64_t* tail
-        size_t eager_max
-        hetccl_rank_block_t* peer_block
-        int32_t peer_pid
-        int32_t own_pid
-
     size_t hetccl_shm_blocks_at()
     size_t hetccl_shm_tails_at(size_t nranks)
+    size_t hetccl_shm_acks_at(size_t nranks)
     size_t hetccl_shm_readable_at(size_t nranks)
     size_t hetccl_shm_cells_at(size_t nranks)
     size_t hetccl_shm_total(size_t nranks, size_t ncells, size_t cell_bytes)
@@ -94,11 +106,27 @@ cdef extern from "hetccl/shm.h" nogil:
     uint32_t hetccl_bell_arm(hetccl_rank_block_t* block)
     void hetccl_bell_sleep(hetccl_rank_block_t* block, uint32_t bell, int64_t timeout_ns)
     void hetccl_bell_disarm(hetccl_rank_block_t* block)
-    int hetccl_shm_read_peer(hetccl_shm_link_t* link, hetccl_msg_t* msg, void* dst, uint64_t address, size_t nbytes)
     uint64_t HETCCL_FAULT(int reason, int reporter, int culprit)
     int HETCCL_FAULT_REASON(uint64_t fault)
     int HETCCL_FAULT_REPORTER(uint64_t fault)
     int HETCCL_FAULT_CULPRIT(uint64_t fault)
+
+
+cdef extern from "hetccl/shm_link.h" nogil:
+    const hetccl_transport_t hetccl_shm_transport
+
+    ctypedef struct hetccl_shm_link_t:
+        uint8_t* cells
+        size_t cell_bytes
+        uint64_t ncells
+        uint64_t* tail
+        uint64_t* acks
+        size_t eager_max
+        hetccl_rank_block_t* peer_block
+        int32_t peer_pid
+        int32_t own_pid
+
+    int hetccl_shm_read_peer(hetccl_shm_link_t* link, hetccl_msg_t* msg, void* dst, uint64_t address, size_t nbytes)
 
 
 # Two classes of traffic with rings of their own, so that a Send never stands in the way of a collective.

@@ -206,6 +206,7 @@ cdef class Segment:
                     link.ncells = self.header.ncells
                     link.cells = self.base + hetccl_shm_cells_at(n) + ring * link.ncells * link.cell_bytes
                     link.tail = <uint64_t*>(self.base + hetccl_shm_tails_at(n) + ring * HETCCL_CACHE_LINE)
+                    link.acks = <uint64_t*>(self.base + hetccl_shm_acks_at(n) + ring * HETCCL_CACHE_LINE)
                     link.peer_block = &self.blocks[peer]
                     link.peer_pid = self.blocks[peer].pid
                     link.own_pid = self.owner_pid
@@ -215,6 +216,10 @@ cdef class Segment:
         """Ranks to which this rank's large messages go by address."""
         return tuple(peer for peer in range(self.nranks)
                      if self.link(COLLECTIVE, False, peer).eager_max != <size_t>-1)
+
+    def broken(self):
+        """Whether a rank has broken the communicator, or its process has ended."""
+        return self.header.fault != 0 or any(self.is_gone(peer) for peer in range(self.nranks))
 
     def leave(self):
         """Tell the peers that this rank will do nothing more here: those that wait for it get PeerError."""

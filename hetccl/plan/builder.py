@@ -14,22 +14,27 @@ from .steps import Block, Buf, Copy, Peer, Program, Recv, Reduce, Send, Vendor
 class Builder:
     """The program of one rank, step by step; every method returns the index of the step it added.
 
-    whole : int, the position of the end of a unit
-    alias : {unit of OUT: unit of IN} that may be the same memory
+    whole   : int, the position of the end of a unit
+    aliases : each way in which OUT may lie over IN: {unit of OUT: unit of IN} that are the same memory
     """
 
-    def __init__(self, whole, alias):
+    def __init__(self, whole, aliases):
         self._whole = whole
         self._steps = []
         self._scratch = 0
+        self._measures = {}
         self._blocks = {}
         self._behind = []  # per step: bit mask of the steps that are complete before it starts
-        in_place = {(Buf.OUT, out): (Buf.IN, unit) for out, unit in alias.items()}
-        self._views = [({}, {})] + ([({}, in_place)] if in_place else [])
+        in_place = [{(Buf.OUT, out): (Buf.IN, unit) for out, unit in alias.items()} for alias in aliases]
+        self._views = [({}, alias) for alias in ({}, *in_place)]
 
     def program(self):
         """Return the Program built so far."""
-        return Program(tuple(self._steps), self._scratch)
+        return Program(tuple(self._steps), self._scratch, tuple(self._measures.get(k, 0) for k in range(self._scratch)))
+
+    def measure(self, slot, unit):
+        """Let a unit of SCRATCH be as long as a unit of IN, where units differ in length."""
+        self._measures[slot] = unit
 
     def send(self, stage, region, peer, after=()):
         """Send a region to a peer; `after` adds steps to wait for to those that memory demands."""
@@ -54,9 +59,10 @@ class Builder:
     def vendor(self, stage, op, region, source, ranks, root=-1, final=False):
         """Let the vendor CCL of an island run `op`; region and source as in Vendor, None where not touched."""
         reads, writes = [source] if source else [], [region] if region else []
-        if op == "alltoall":
-            reads = [(source[0], source[1] + rank, *source[2:]) for rank in ranks]
-            writes = [(region[0], region[1] + rank, *region[2:]) for rank in ranks]
+        if op in ("alltoall", "scatter"):
+            reads = [(read[0], read[1] + rank, *read[2:]) for read in reads for rank in ranks]
+        if op in ("alltoall", "gather"):
+            writes = [(write[0], write[1] + rank, *write[2:]) for write in writes for rank in ranks]
         blocks = [self._block(where) if where else None for where in (region, source)]
         return self._add(Vendor(op, *blocks, tuple(ranks), root, final, stage, self._waits(reads, writes)))
 

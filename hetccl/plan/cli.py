@@ -6,7 +6,7 @@ from pathlib import Path
 
 from . import render
 from .build import applicable, build
-from .steps import COLLECTIVES
+from .steps import COLLECTIVES, ROOTED
 from .verify import PlanError, verify
 
 # All ranks' steps grow with the square of their number and more: beyond, a listing takes minutes, and nobody reads it.
@@ -20,6 +20,7 @@ def add_parser(subparsers):
     parser = subparsers.add_parser(
         "plan", help="print, prove and draw the plan of a collective", description=DESCRIPTION
     )
+    rooted = ", ".join(name for name in COLLECTIVES if name in ROOTED)
     parser.add_argument("collective", choices=COLLECTIVES)
     parser.add_argument(
         "--islands",
@@ -35,7 +36,7 @@ def add_parser(subparsers):
     )
     parser.add_argument("--algorithm", default="auto", metavar="NAME", help="default auto: the one for large messages")
     parser.add_argument("--inner", choices=("flat", "vendor"), default="flat", help="what runs inside an island")
-    parser.add_argument("--root", type=int, default=0, metavar="RANK", help="for reduce and bcast; default 0")
+    parser.add_argument("--root", type=int, default=0, metavar="RANK", help=f"for {rooted}; default 0")
     parser.add_argument("--in-place", action="store_true", help="input and output in one buffer (alltoall differs)")
     parser.add_argument("--rank", type=int, metavar="RANK", help="print this rank alone")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the plan into a file")
@@ -66,6 +67,8 @@ def run(args):
             return 2
     print(render.text(plan, None if args.rank is None else (args.rank,)), end="")
     print("\nproved for every count: results, reduce order, messages, memory, no deadlock")
+    if plan.uneven:
+        print("proved too: units may differ in length")
     others = [name for name in applicable(plan.collective, islands, plan.inner) if name != plan.algorithm]
     print(f"other algorithms: {', '.join(others) or 'none'}")
     if args.svg:

@@ -231,6 +231,7 @@ def reduce_scatter_block(layout, b, split):
     me, whole, alone = layout.rank, layout.whole, len(layout.island) == 1
     members = layout.island if layout.inner == "vendor" else [*layout.mates(), me]
     partial = {me: (IN, me) if alone else (SCRATCH, 0) if layout.count > 1 else (OUT, 0)}
+    b.measure(0, me)
     for rank in () if alone else members:
         reduce_to_owners(layout, b, 0, partial[me], (IN, rank), ((rank, *whole),), final=layout.count == 1)
     if layout.count == 1:
@@ -240,6 +241,8 @@ def reduce_scatter_block(layout, b, split):
         shares = layout.shares(layout.mine, None if split else layout.index[rank])
         owned = any(owner == me for owner, _, _ in shares)
         place = (SCRATCH, next(slots)) if owned and not alone else None
+        if place:
+            b.measure(place[1], rank)
         partial[rank] = partial_sums(layout, b, place, rank, shares)
     for rank in layout.foreign():
         for lo, hi, owners in _arrivals(layout, rank, split):
@@ -265,6 +268,7 @@ def alltoall(layout, b, in_place):
         if in_place:
             source, slots = SCRATCH, count(max(layout.island) + 1)
             for rank in layout.island:
+                b.measure(rank, rank)
                 b.copy(0, (SCRATCH, rank, *whole), (IN, rank, *whole))
         b.vendor(0, "alltoall", (OUT, 0, *whole), (source, 0, *whole), layout.island)
     else:
@@ -281,11 +285,56 @@ def _pairs(layout, b, stage, peers, in_place, slots):
         source = (IN, peer, *whole)
         # Which of the two copies alternates, so that each rank copies for about half of its peers.
         if in_place and (me < peer) == bool(me + peer & 1):
-            source = (SCRATCH, next(slots), *whole)
+            slot = next(slots)
+            source = (SCRATCH, slot, *whole)
+            b.measure(slot, peer)
             b.copy(stage, source, (IN, peer, *whole))
         b.send(stage, source, peer)
     for peer in reversed(peers):
         b.recv(stage, (OUT, peer, *whole), peer)
+
+
+def gather(layout, b):
+    """Every rank sends to the root; the vendor CCL, if used, takes those of the root's island."""
+    me, root, whole = layout.rank, layout.root, layout.whole
+    inside = _is_served_by_vendor(layout)
+    if inside:
+        b.vendor(0, "gather", (OUT, 0, *whole) if me == root else None, (IN, 0, *whole), layout.island, root)
+    elif me == root:
+        b.copy(0, (OUT, me, *whole), (IN, 0, *whole))
+    for stage, peer in _to_root(layout, inside):
+        if me == root:
+            b.recv(stage, (OUT, peer, *whole), peer)
+        else:
+            b.send(stage, (IN, 0, *whole), root)
+
+
+def scatter(layout, b):
+    """The root sends to every rank; the vendor CCL, if used, takes those of the root's island."""
+    me, root, whole = layout.rank, layout.root, layout.whole
+    inside = _is_served_by_vendor(layout)
+    if inside:
+        b.vendor(0, "scatter", (OUT, 0, *whole), (IN, 0, *whole) if me == root else None, layout.island, root)
+    elif me == root:
+        b.copy(0, (OUT, 0, *whole), (IN, me, *whole))
+    for stage, peer in _to_root(layout, inside):
+        if me == root:
+            b.send(stage, (IN, peer, *whole), peer)
+        else:
+            b.recv(stage, (OUT, 0, *whole), root)
+
+
+def _is_served_by_vendor(layout):
+    """Return whether the root reaches this rank, and this rank the root, by the vendor CCL."""
+    return layout.inner == "vendor" and len(layout.island) > 1 and layout.root in layout.island
+
+
+def _to_root(layout, inside):
+    """Return [(stage, peer)] of this rank's pairs with the root, without those that the vendor CCL takes."""
+    home = layout.home[layout.root]
+    peers = after(range(layout.size), layout.root) if layout.rank == layout.root else [layout.rank]
+    pairs = [(int(layout.home[peer] != home), peer) for peer in peers]
+    return [(stage, peer) for stage, peer in pairs if stage or not inside]
 
 
 def barrier(layout, b):

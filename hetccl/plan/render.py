@@ -2,7 +2,7 @@
 
 from xml.sax.saxutils import escape
 
-from .steps import REDUCTIONS, Buf, Copy, Peer, Recv, Reduce, Send, Vendor, describe
+from .steps import REDUCTIONS, ROOTED, SCANS, Buf, Copy, Peer, Recv, Reduce, Send, Vendor, describe
 from .strict import MESSAGE_ROUNDS, Run, rounds, units_sent
 
 STAGES = ("in the island", "across islands", "in the island again")
@@ -17,7 +17,7 @@ def heading(plan):
     """Return (title, one line of facts)."""
     islands = " | ".join(f"{island_name(i)} = {' '.join(map(str, island))}" for i, island in enumerate(plan.islands))
     title = f"{plan.collective}, {plan.algorithm}: {islands}"
-    title += f", root {plan.root}" if plan.collective in ("reduce", "bcast") else ""
+    title += f", root {plan.root}" if plan.collective in ROOTED else ""
     title += ", vendor CCL inside islands" if plan.inner == "vendor" else ""
     title += ", in place" if plan.in_place else ""
     programs = [plan.program(rank) for rank in range(plan.size)]
@@ -229,7 +229,7 @@ class _Drawing:
                 x += 18
             yield _text(x + 4, y + 10, kind.__name__)
             x += 22 + 6 * len(kind.__name__)
-        if self.plan.collective in REDUCTIONS:
+        if self.plan.collective in REDUCTIONS - SCANS:
             frame = f'fill="none" stroke="{INK}" stroke-width="1.3"'
             yield f'<rect x="{x + 1}" y="{y}" width="16" height="12" rx="2" {frame}/>'
             yield _text(x + 24, y + 10, "final: completes an output")

@@ -9,6 +9,8 @@ DIRECT_MAX_RANKS = 16
 # Unit size in bytes up to which the number of rounds counts, and beyond which the bytes do. Estimate for shared memory.
 SMALL_MAX_NBYTES = 16 * 1024
 
+# By rank order, whatever the islands.
+_SCANS = dict.fromkeys(("scan", "exscan"), ("direct", "recursive_doubling", "chain", "chain"))
 # collective -> (small, few ranks), (small, many ranks), (large, few ranks), (large, many ranks)
 _ONE_ISLAND = {
     "allreduce": ("direct", "recursive_doubling", "direct_split", "direct_split"),
@@ -17,6 +19,9 @@ _ONE_ISLAND = {
     "allgather": ("direct", "bruck", "direct", "ring"),
     "reduce_scatter_block": ("direct", "direct", "direct", "ring"),
     "alltoall": ("pairwise",) * 4,
+    "gather": ("direct",) * 4,
+    "scatter": ("direct",) * 4,
+    **_SCANS,
     "barrier": ("direct", "dissemination", "direct", "dissemination"),
 }
 _ISLANDS = {
@@ -26,6 +31,9 @@ _ISLANDS = {
     "allgather": ("hier_direct", "hier_direct", "hierarchical", "hierarchical"),
     "reduce_scatter_block": ("hier_direct", "hier_direct", "hierarchical", "hierarchical"),
     "alltoall": ("hierarchical",) * 4,
+    "gather": ("hierarchical",) * 4,
+    "scatter": ("hierarchical",) * 4,
+    **_SCANS,
     "barrier": ("hierarchical",) * 4,
 }
 # A vendor CCL takes part as a whole, so nobody sends to the members of its island one by one.
@@ -34,10 +42,16 @@ _VENDOR = {**_ISLANDS, "allreduce": ("hier_direct", "hier_direct", "hierarchical
 _VENDOR_ALONE = {**_ISLANDS, **dict.fromkeys(("allreduce", "reduce", "bcast"), ("hier_direct",) * 4)}
 
 
-def table(collective, islands, inner="flat"):
+# In place of what is right for equal units alone.
+_UNEVEN = {("reduce_scatter_block", "ring"): "direct"}
+
+
+def table(collective, islands, inner="flat", uneven=False):
     """Return ((max_nbytes, algorithm), ...) by size, the last with None: no limit.
 
     collective, islands, inner : as for build
+    uneven : units of unequal length. Where there is more than one row, all ranks know all lengths, and must go by the
+             same size: their mean.
     """
     size = sum(map(len, islands))
     if all(len(island) == 1 for island in islands) or (len(islands) == 1 and inner == "flat"):
@@ -47,6 +61,8 @@ def table(collective, islands, inner="flat"):
     else:
         rows = _ISLANDS
     small, large = rows[collective][size > DIRECT_MAX_RANKS :: 2]
+    if uneven:
+        small, large = (_UNEVEN.get((collective, name), name) for name in (small, large))
     return ((None, large),) if small == large else ((SMALL_MAX_NBYTES, small), (None, large))
 
 

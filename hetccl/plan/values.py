@@ -4,7 +4,7 @@ A value is a number: 0 for nothing, then one per rank and unit of IN, then one p
 the same operands in the same order give the same number.
 """
 
-from .steps import REDUCTIONS, Copy, Peer, Recv, Reduce, Send
+from .steps import REDUCTIONS, SCANS, Copy, Peer, Recv, Reduce, Send
 from .strict import PlanError, fault
 
 
@@ -18,6 +18,7 @@ class Values:
         self.check, self.plan, self.programs = check, check.plan, check.programs
         self.size = self.plan.size
         self.reducing = self.plan.collective in REDUCTIONS
+        self.scanning = self.plan.collective in SCANS
         inputs = max(size[0] for size in check.sizes)
         # Contributions of a value: bit unit * size + rank.
         self.held = [0] + [1 << k for k in range(inputs * self.size)]
@@ -81,10 +82,13 @@ class Values:
         return [self.combine(rank, i, operands, final) for operands in zip(*rows)]
 
     def combine(self, rank, i, operands, final):
-        """Return the number of a reduce over values, equal for equal operands in equal order (two may be swapped)."""
+        """Return the number of a reduce over values, equal for equal operands in equal order.
+
+        Two operands may be swapped, but not in a scan: it takes its ranks in order, whether or not the op commutes.
+        """
         if len(operands) == 1 and not final:
             return operands[0]
-        key = (tuple(sorted(operands)) if len(operands) == 2 else operands, final)
+        key = (tuple(sorted(operands)) if len(operands) == 2 and not self.scanning else operands, final)
         if key in self.made:
             return self.made[key]
         held = 0
@@ -93,8 +97,13 @@ class Values:
                 raise fault(self.programs, rank, i, f"counts {self.whose(held & self.held[value])} twice")
             if self.finished[value]:
                 raise fault(self.programs, rank, i, "reduces on from a final reduce")
+            if self.scanning and held and self.lowest(self.held[value]) != held.bit_length():
+                reason = f"takes {self.whose(self.held[value])} right after {self.whose(held)}"
+                raise fault(self.programs, rank, i, reason)
             held |= self.held[value]
-        if self.reducing and final != self.complete(held):
+        if self.scanning and final:
+            raise fault(self.programs, rank, i, "is final in a scan")
+        if self.reducing and not self.scanning and final != self.complete(held):
             missing = self.whose(self.full(held) & ~held)
             reason = f"is final, but {missing} is missing" if final else "completes an output, but is not final"
             raise fault(self.programs, rank, i, reason)
@@ -103,9 +112,13 @@ class Values:
         self.made[key] = len(self.held) - 1
         return self.made[key]
 
+    def lowest(self, held):
+        """Return the number of the first contribution held."""
+        return (held & -held).bit_length() - 1
+
     def full(self, held):
         """Return all contributions to the unit of the first one held."""
-        unit = ((held & -held).bit_length() - 1) // self.size
+        unit = self.lowest(held) // self.size
         return ((1 << self.size) - 1) << unit * self.size
 
     def complete(self, held):
@@ -121,20 +134,30 @@ class Values:
         """Run one vendor call for all members of an island."""
         steps = [self.programs[rank].steps[i] for rank, i in group]
         op, ranks = steps[0].op, steps[0].ranks
+        wide = op in ("alltoall", "scatter")
         sources = [
-            [self.read(*node, step.source, unit) for unit in (ranks if op == "alltoall" else (0,))]
-            if step.source
-            else None
+            [self.read(*node, step.source, unit) for unit in (ranks if wide else (0,))] if step.source else None
             for node, step in zip(group, steps)
         ]
-        for j, ((rank, i), step) in enumerate(zip(group, steps)):
-            if step.block is None:
-                continue
-            if op == "alltoall":
+        if op in ("alltoall", "gather", "scatter"):
+            self.vendor_moves(group, steps, sources)
+            return
+        for (rank, i), step in zip(group, steps):
+            if step.block is not None:
+                self.write(rank, step.block, self.vendor_result(rank, i, step, steps, sources))
+
+    def vendor_moves(self, group, steps, sources):
+        """Run a vendor call whose units go from member to member."""
+        op, ranks, root = steps[0].op, steps[0].ranks, steps[0].root
+        borders = {block[2:] for step in steps for block in (step.block, step.source) if block}
+        if len(borders) > 1:
+            raise fault(self.programs, *group[0], "the members give blocks with different borders")
+        for j, ((rank, _), step) in enumerate(zip(group, steps)):
+            if op == "scatter":
+                self.write(rank, step.block, sources[ranks.index(root)][j])
+            elif step.block is not None:
                 for k, unit in enumerate(ranks):
-                    self.write(rank, step.block, sources[k][j], unit)
-                continue
-            self.write(rank, step.block, self.vendor_result(rank, i, step, steps, sources))
+                    self.write(rank, step.block, sources[k][j if op == "alltoall" else 0], unit)
 
     def vendor_result(self, rank, i, step, steps, sources):
         """Return the values that one member gets."""
@@ -194,19 +217,22 @@ class Values:
             "bcast": (self.plan.root, 0),
             "allgather": (unit, 0),
             "alltoall": (unit, rank),
+            "gather": (unit, 0),
+            "scatter": (self.plan.root, rank),
         }[self.plan.collective]
         return self.leaf(sender, given)
 
     def look_reduced(self, rank, where, value):
-        """One interval of a reduced output: complete, and from a final reduce unless there is one rank alone."""
+        """One interval of a reduced output: complete, and from a final reduce unless a scan or one rank alone."""
         unit = rank if self.plan.collective == "reduce_scatter_block" else 0
-        wanted = ((1 << self.size) - 1) << unit * self.size
+        givers = {"scan": rank + 1, "exscan": rank}.get(self.plan.collective, self.size)
+        wanted = ((1 << givers) - 1) << unit * self.size
         held = self.held[value]
         if held != wanted:
             lack, surplus = self.whose(wanted & ~held), self.whose(held & ~wanted)
             name = self.check.name(rank, where)
             raise PlanError(f"rank {rank}: {name} lacks {lack} and has {surplus} too much", rank=rank)
-        if self.size > 1 and not self.finished[value]:
+        if self.size > 1 and not self.scanning and not self.finished[value]:
             raise PlanError(f"rank {rank}: {self.check.name(rank, where)} is not from a final reduce", rank=rank)
 
     def look_equal(self):

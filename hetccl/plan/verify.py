@@ -5,13 +5,20 @@ one rank's data, or a reduce over values in an order. The steps run over these v
 holds for the intervals holds for every n, since floor(n*x) keeps the order of the borders.
 """
 
+from .measures import check_measures
 from .steps import Buf, Copy, Peer, Recv, Reduce, Send, Vendor, in_place_alias, units
 from .strict import PlanError, Run, fault
 from .values import Values
 
 __all__ = ["PlanError", "verify"]
 
-VENDOR_OPS = frozenset(("allreduce", "reduce", "broadcast", "reduce_scatter", "allgather", "alltoall"))
+VENDOR_OPS = frozenset(
+    ("allreduce", "reduce", "broadcast", "reduce_scatter", "allgather", "alltoall", "gather", "scatter")
+)
+VENDOR_ROOTED = frozenset(("reduce", "broadcast", "gather", "scatter"))
+# Those that write, or read, a unit for each rank of the island.
+VENDOR_WIDE_BLOCK = frozenset(("alltoall", "gather"))
+VENDOR_WIDE_SOURCE = frozenset(("alltoall", "scatter"))
 
 
 def verify(plan, in_place=None):
@@ -19,18 +26,25 @@ def verify(plan, in_place=None):
 
     in_place : False, True, or None: each way that the plan must stand (both, but for alltoall only its own)
 
-    Proved: outputs hold what MPI says, each contribution exactly once, reduced in the same order on all ranks; `final`
-    is on the last reduce of each output and nowhere else; messages match; no deadlock when a Send completes only once
-    it is consumed; nothing undefined is read, IN is not written, SCRATCH is not overrun; any two steps of a rank that
-    touch the same memory, one of them writing, are ordered by `after`.
+    Proved: outputs hold what MPI says, each contribution exactly once, reduced in the same order on all ranks, in rank
+    order in a scan; `final` is on the last reduce of each output and nowhere else, in a scan nowhere; messages match;
+    no deadlock when a Send completes only once it is consumed; nothing undefined is read, IN is not written, SCRATCH is
+    not overrun; any two steps of a rank that touch the same memory, one of them writing, are ordered by `after`; where
+    the plan is `uneven`, the lengths of unequal units agree in every step and message.
     """
     programs = [plan.program(rank) for rank in range(plan.size)]
     check = _Check(plan, programs)
     modes = (in_place,)
     if in_place is None:
         modes = (plan.in_place,) if plan.collective == "alltoall" else (False, True)
+    if plan.uneven:
+        check_measures(plan, programs, check.order)
     for mode in modes:
-        check.run(mode)
+        check.run([check.alias(rank, mode) for rank in range(plan.size)])
+    if plan.uneven and in_place is not False:
+        apart = [check.alias(rank, True, uneven=True) for rank in range(plan.size)]
+        if apart != [check.alias(rank, True) for rank in range(plan.size)]:
+            check.run(apart)
 
 
 class _Check:
@@ -82,12 +96,12 @@ class _Check:
             raise wrong(f"unknown op; there are {', '.join(sorted(VENDOR_OPS))}")
         if step.ranks not in self.plan.islands:
             raise wrong(f"ranks {step.ranks} are not an island")
-        if (step.op in ("reduce", "broadcast")) != (step.root in step.ranks):
+        if (step.op in VENDOR_ROOTED) != (step.root in step.ranks):
             raise wrong(f"root {step.root} does not fit")
         at_root = rank == step.root
-        needs_block = step.op != "reduce" or at_root
+        needs_block = step.op not in ("reduce", "gather") or at_root
         may_skip_block = step.op == "broadcast" and at_root
-        needs_source = step.op != "broadcast" or at_root
+        needs_source = step.op not in ("broadcast", "scatter") or at_root
         if (step.block is None) == needs_block and not (may_skip_block and step.block is None):
             raise wrong("block is missing or too much")
         if (step.source is None) == needs_source:
@@ -100,10 +114,11 @@ class _Check:
                 raise wrong(f"the part must be number {j} of {s}")
         elif step.block and step.source and step.block[2:] != step.source[2:]:
             raise wrong("all blocks of a step must have the same borders")
-        if step.op == "alltoall":
-            for block in (step.block, step.source):
-                if block.unit + max(step.ranks) >= self.sizes[rank][block.buf]:
-                    raise wrong(f"{Buf(block.buf).name} has {self.sizes[rank][block.buf]} units here")
+        wide = [step.block] if step.op in VENDOR_WIDE_BLOCK else []
+        wide += [step.source] if step.op in VENDOR_WIDE_SOURCE else []
+        for block in wide:
+            if block is not None and block.unit + max(step.ranks) >= self.sizes[rank][block.buf]:
+                raise wrong(f"{Buf(block.buf).name} has {self.sizes[rank][block.buf]} units here")
 
     def _cut(self):
         blocks, borders = {}, {(0, 1): 0, (1, 1): 1}
@@ -129,17 +144,20 @@ class _Check:
                     reason = f"the message from rank {sender} (its step {k}) is {sent.lo}..{sent.hi}"
                     raise fault(self.programs, rank, i, reason)
 
-    def run(self, in_place):
-        """Check one mode."""
-        self.bases = [self._base(rank, in_place) for rank in range(self.plan.size)]
+    def alias(self, rank, in_place, uneven=False):
+        """Return the units of OUT that lie over units of IN in a mode."""
+        plan = self.plan
+        return in_place_alias(plan.collective, plan.size, rank, plan.root, uneven) if in_place else {}
+
+    def run(self, aliases):
+        """Check one mode: per rank, what lies over what."""
+        self.bases = [self._base(rank, alias) for rank, alias in enumerate(aliases)]
         for rank in range(self.plan.size):
             self._check_races(rank)
         Values(self).run()
 
-    def _base(self, rank, in_place):
+    def _base(self, rank, alias):
         """Return {(buf, unit): number of its first interval in the rank's memory}."""
-        plan = self.plan
-        alias = in_place_alias(plan.collective, plan.size, rank, plan.root) if in_place else {}
         base = {(0, unit): unit * self.width for unit in range(self.sizes[rank][0])}
         for buf in (1, 2):
             for unit in range(self.sizes[rank][buf]):
@@ -168,8 +186,9 @@ class _Check:
         if isinstance(step, Copy):
             read, written = self._mask(rank, step.source), self._mask(rank, step.block)
             return (0, 0) if read == written else (read, written)
-        for unit in step.ranks if step.op == "alltoall" else (0,):
+        for unit in step.ranks if step.op in VENDOR_WIDE_SOURCE else (0,):
             read |= self._mask(rank, step.source, unit) if step.source else 0
+        for unit in step.ranks if step.op in VENDOR_WIDE_BLOCK else (0,):
             written |= self._mask(rank, step.block, unit) if step.block else 0
         return read, written
 

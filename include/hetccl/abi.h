@@ -25,10 +25,44 @@ enum hetccl_dtype {
     HETCCL_LONGDOUBLE = 35,
     HETCCL_COMPLEX64 = 36,
     HETCCL_COMPLEX128 = 37,
-    HETCCL_NDTYPES = 38
+    HETCCL_FLOAT_INT = 38,
+    HETCCL_DOUBLE_INT = 39,
+    HETCCL_LONG_INT = 40,
+    HETCCL_INT_INT = 41,
+    HETCCL_SHORT_INT = 42,
+    HETCCL_LONGDOUBLE_INT = 43,
+    HETCCL_NDTYPES = 44,
+    HETCCL_RAW = 63 /* elements that can be moved, not computed with: no row of any table */
 };
 
-enum hetccl_op { HETCCL_SUM = 0, HETCCL_PROD = 1, HETCCL_MAX = 2, HETCCL_MIN = 3, HETCCL_AVG = 4, HETCCL_NOPS = 5 };
+/* MINLOC and MAXLOC work on pairs of a value and an index, which lie in memory as the C compiler lays these out: so
+ * MPI defines MPI_FLOAT_INT and its like (MPI 4.1, section 6.9.4). */
+typedef struct { float value; int index; } hetccl_float_int_t;
+typedef struct { double value; int index; } hetccl_double_int_t;
+typedef struct { long value; int index; } hetccl_long_int_t;
+typedef struct { int value; int index; } hetccl_int_int_t;
+typedef struct { short value; int index; } hetccl_short_int_t;
+typedef struct { long double value; int index; } hetccl_longdouble_int_t;
+
+/* From 5 on, NCCL numbers the ops that a program creates: ours leave that range alone. The last two have no loop. */
+enum hetccl_op {
+    HETCCL_SUM = 0,
+    HETCCL_PROD = 1,
+    HETCCL_MAX = 2,
+    HETCCL_MIN = 3,
+    HETCCL_AVG = 4,
+    HETCCL_NVENDOR_OPS = 5,
+    HETCCL_LAND = 32,
+    HETCCL_LOR = 33,
+    HETCCL_LXOR = 34,
+    HETCCL_BAND = 35,
+    HETCCL_BOR = 36,
+    HETCCL_BXOR = 37,
+    HETCCL_MINLOC = 38,
+    HETCCL_MAXLOC = 39,
+    HETCCL_PREMUL_SUM = 40,
+    HETCCL_USER = 41
+};
 
 enum hetccl_memory { HETCCL_MEM_HOST = 0, HETCCL_MEM_CUDA = 1, HETCCL_MEM_HIP = 2, HETCCL_MEM_ONEAPI = 3 };
 

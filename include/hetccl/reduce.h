@@ -15,7 +15,17 @@
  * nsources >= 1. dst may be exactly one of the sources; any other overlap is the caller's fault. Pointers need no
  * alignment. divisor > 0 (AVG's last step; the number of ranks) divides the result once; 0 does not. */
 typedef void (*hetccl_reduce_fn)(void *dst, const void *const *sources, int nsources, size_t count, int divisor);
-typedef hetccl_reduce_fn hetccl_reduce_row[HETCCL_NDTYPES]; /* a table has one row per op */
+
+/* dst[i] = src[i] * factor, i < count, where factor is one element. dst may be src; pointers need no alignment. */
+typedef void (*hetccl_scale_fn)(void *dst, const void *src, size_t count, const void *factor);
+
+/* The rows of a table have no gap where the numbers of ops have one. */
+#define HETCCL_ROW_OF(op) ((op) < HETCCL_NVENDOR_OPS ? (op) : (op) - HETCCL_LAND + HETCCL_NVENDOR_OPS)
+enum { HETCCL_NROWS = HETCCL_ROW_OF(HETCCL_MAXLOC) + 1 };
+typedef struct {
+    hetccl_reduce_fn reduce[HETCCL_NROWS][HETCCL_NDTYPES];
+    hetccl_scale_fn scale[HETCCL_NDTYPES];
+} hetccl_kernels_t;
 
 /* One op on one dtype. A pass reads element i of every operand before it writes element i of dst, so dst may be an
  * operand. pass2: dst = a op b. pass3: dst = a op b op c, one load and store of the running value less per source. */
@@ -26,15 +36,16 @@ typedef struct {
     void (*divide)(void *dst, size_t count, int divisor); /* NULL where AVG is not defined */
 } hetccl_passes_t;
 
-/* float16 and bfloat16 are summed in float32. widen: running = a. add: running = running op a. narrow: dst = running.
+/* Floats of 8 and 16 bits are summed in float32. widen: running = a. add: running = running op a. narrow: dst = running.
  * pass2: dst = a op b, for the commonest case. */
 typedef struct {
+    size_t itemsize; /* bytes */
     void (*widen)(float *running, const void *a, size_t count);
     void (*add)(float *running, const void *a, size_t count);
     void (*narrow)(void *dst, const float *running, size_t count);
     void (*pass2)(void *dst, const void *a, const void *b, size_t count);
     void (*divide)(void *running, size_t count, int divisor);
-} hetccl_half_passes_t;
+} hetccl_narrow_passes_t;
 
 /* The running value of one tile stays in the L1 cache (32 KiB or more) beside the sources' lines. */
 enum { HETCCL_TILE_BYTES = 4096, HETCCL_TILE_FLOATS = HETCCL_TILE_BYTES / sizeof(float) };
@@ -81,14 +92,14 @@ static void hetccl_fold(const hetccl_passes_t *k, void *dst, const void *const *
     }
 }
 
-static void hetccl_fold_half(const hetccl_half_passes_t *k, void *dst, const void *const *sources, int nsources,
-                             size_t count, int divisor)
+static void hetccl_fold_narrow(const hetccl_narrow_passes_t *k, void *dst, const void *const *sources, int nsources,
+                               size_t count, int divisor)
 {
     _Alignas(64) float running[HETCCL_TILE_FLOATS];
 
     if (nsources == 1 && divisor <= 0) {
         if (dst != sources[0])
-            memcpy(dst, sources[0], count * sizeof(uint16_t));
+            memcpy(dst, sources[0], count * k->itemsize);
         return;
     }
     if (nsources == 2 && divisor <= 0) {
@@ -97,7 +108,7 @@ static void hetccl_fold_half(const hetccl_half_passes_t *k, void *dst, const voi
     }
     for (size_t begin = 0; begin < count; begin += HETCCL_TILE_FLOATS) {
         size_t n = count - begin < HETCCL_TILE_FLOATS ? count - begin : HETCCL_TILE_FLOATS;
-        size_t at = begin * sizeof(uint16_t);
+        size_t at = begin * k->itemsize;
 
         k->widen(running, (const unsigned char *)sources[0] + at, n);
         for (int s = 1; s < nsources; s++)
@@ -136,6 +147,13 @@ typedef long double HETCCL_MEMORY hetccl_ld_m;
 #define HETCCL_JOIN_(a, b) a##_##b
 #define HETCCL_JOIN(a, b) HETCCL_JOIN_(a, b)
 #define HETCCL_V(name) HETCCL_JOIN(hetccl_##name, HETCCL_VARIANT)
+#include "hetccl/reduce_passes.h"
+
+#define HETCCL_VARIANT once
+#define HETCCL_TARGET
+#include "hetccl/reduce_once.h"
+#undef HETCCL_VARIANT
+#undef HETCCL_TARGET
 
 #define HETCCL_VARIANT generic
 #define HETCCL_TARGET
@@ -178,18 +196,18 @@ static int hetccl_cpu_has_f16c(void)
 }
 #endif
 
-/* The table of a variant, or NULL where this processor cannot run it. */
-static const hetccl_reduce_row *hetccl_variant_table(int variant)
+/* The kernels of a variant, or NULL where this processor cannot run it. */
+static const hetccl_kernels_t *hetccl_variant_kernels(int variant)
 {
     if (variant == HETCCL_GENERIC)
-        return hetccl_table_generic;
+        return &hetccl_kernels_generic;
 #ifdef HETCCL_X86
     __builtin_cpu_init();
     if (variant == HETCCL_AVX2 && __builtin_cpu_supports("avx2") && hetccl_cpu_has_f16c())
-        return hetccl_table_avx2;
+        return &hetccl_kernels_avx2;
     if (variant == HETCCL_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && hetccl_cpu_has_f16c())
-        return hetccl_table_avx512;
+        return &hetccl_kernels_avx512;
 #endif
     return NULL;
 }

@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "hetccl/abi.h"
+
 #ifndef HETCCL_OP /* a device compiler defines it first, with its own qualifiers */
 #define HETCCL_OP static inline __attribute__((always_inline))
 #endif
@@ -86,6 +88,58 @@ HETCCL_OP uint16_t hetccl_f32_to_bf16(float x)
     return (uint16_t)(HETCCL_PICK(uint32_t, is_nan, bits | 0x400000, rounded) >> 16);
 }
 
+/* ---- 8-bit floats, held as their bits: e4m3fn has no infinity and one NaN, e5m2 is a float16 cut short ----
+ * Built and rounded as float16 is above; values and the overflow rules are those of ml_dtypes' casts. */
+
+HETCCL_OP float hetccl_e4m3_to_f32(uint8_t h)
+{
+    int32_t magnitude = h & 0x7f;
+    uint32_t normal = ((uint32_t)magnitude << 20) + (120u << 23);
+    float tiny = hetccl_f32_from_bits(((uint32_t)magnitude << 20) + (121u << 23)) - 0x1p-6f;
+    uint32_t bits = HETCCL_PICK(uint32_t, magnitude < 0x08, hetccl_f32_bits(tiny), normal);
+    bits = HETCCL_PICK(uint32_t, magnitude == 0x7f, 0x7fc00000, bits);
+    return hetccl_f32_from_bits(bits | (uint32_t)(h & 0x80) << 24);
+}
+
+/* Above 464, the middle of the greatest value and the next that would be, everything becomes NaN: infinity too. */
+HETCCL_OP uint8_t hetccl_f32_to_e4m3(float x)
+{
+    int32_t magnitude = (int32_t)(hetccl_f32_bits(x) & 0x7fffffff);
+    uint32_t sign = (hetccl_f32_bits(x) >> 24) & 0x80;
+    uint32_t tiny = hetccl_f32_bits(hetccl_f32_from_bits((uint32_t)magnitude) + 0x1p14f) - 0x46800000;
+    uint32_t normal = ((uint32_t)magnitude - (120u << 23) + 0x7ffff + (((uint32_t)magnitude >> 20) & 1)) >> 20;
+    uint32_t small = HETCCL_PICK(uint32_t, magnitude < 0x3c800000, tiny, normal);
+    return (uint8_t)(HETCCL_PICK(uint32_t, magnitude > 0x43e80000, 0x7f, small) | sign);
+}
+
+HETCCL_OP float hetccl_e5m2_to_f32(uint8_t h) { return hetccl_f16_to_f32((uint16_t)(h << 8)); }
+
+/* Not by way of float16, which would round twice. */
+HETCCL_OP uint8_t hetccl_f32_to_e5m2(float x)
+{
+    int32_t magnitude = (int32_t)(hetccl_f32_bits(x) & 0x7fffffff);
+    uint32_t sign = (hetccl_f32_bits(x) >> 24) & 0x80;
+    uint32_t tiny = hetccl_f32_bits(hetccl_f32_from_bits((uint32_t)magnitude) + 0x1p7f) - 0x43000000;
+    uint32_t normal = ((uint32_t)magnitude - (112u << 23) + 0xfffff + (((uint32_t)magnitude >> 21) & 1)) >> 21;
+    uint32_t small = HETCCL_PICK(uint32_t, magnitude < 0x38800000, tiny, normal);
+    small = HETCCL_PICK(uint32_t, magnitude >= 0x47700000, 0x7c, small);
+    return (uint8_t)(HETCCL_PICK(uint32_t, magnitude > 0x7f800000, 0x7e, small) | sign);
+}
+
+/* Rounded to the neighbour whose last bit is 1, unless exact: a float of 22 bits or fewer can then be rounded from it as
+ * from x itself. */
+HETCCL_OP float hetccl_f64_to_f32_odd(double x)
+{
+    float nearest = (float)x;
+    uint32_t bits = hetccl_f32_bits(nearest);
+    double back = nearest;
+    if (back == x)
+        return nearest;
+    if (x > 0 ? back > x : back < x)
+        bits -= 1;
+    return hetccl_f32_from_bits(bits | 1);
+}
+
 /* ---- MAX and MIN of floats ----
  * The first NaN wins, else the greater (less) value, with -0 below +0: the result does not depend on how ranks are
  * grouped. Equal floats have equal bits but for the two zeros, of which AND gives +0 and OR gives -0. */
@@ -142,6 +196,23 @@ HETCCL_OP uint16_t hetccl_f16_max(uint16_t a, uint16_t b) { return hetccl_half_m
 HETCCL_OP uint16_t hetccl_f16_min(uint16_t a, uint16_t b) { return hetccl_half_min(a, b, 0x7c00); }
 HETCCL_OP uint16_t hetccl_bf16_max(uint16_t a, uint16_t b) { return hetccl_half_max(a, b, 0x7f80); }
 HETCCL_OP uint16_t hetccl_bf16_min(uint16_t a, uint16_t b) { return hetccl_half_min(a, b, 0x7f80); }
+/* The first byte of a float16 is an e5m2, and orders as one; e4m3fn differs in where its NaN begins. */
+HETCCL_OP uint8_t hetccl_e5m2_max(uint8_t a, uint8_t b)
+{
+    return (uint8_t)(hetccl_half_max((uint16_t)(a << 8), (uint16_t)(b << 8), 0x7c00) >> 8);
+}
+HETCCL_OP uint8_t hetccl_e5m2_min(uint8_t a, uint8_t b)
+{
+    return (uint8_t)(hetccl_half_min((uint16_t)(a << 8), (uint16_t)(b << 8), 0x7c00) >> 8);
+}
+HETCCL_OP uint8_t hetccl_e4m3_max(uint8_t a, uint8_t b)
+{
+    return (uint8_t)(hetccl_half_max((uint16_t)(a << 8), (uint16_t)(b << 8), 0x7e00) >> 8);
+}
+HETCCL_OP uint8_t hetccl_e4m3_min(uint8_t a, uint8_t b)
+{
+    return (uint8_t)(hetccl_half_min((uint16_t)(a << 8), (uint16_t)(b << 8), 0x7e00) >> 8);
+}
 
 /* ---- integers, bool, complex, and the ops that are one operator for every type ----
  * Integers are added and multiplied as unsigned numbers at least as wide as `unsigned`, so that they wrap: signed
@@ -156,6 +227,10 @@ HETCCL_OP uint16_t hetccl_bf16_min(uint16_t a, uint16_t b) { return hetccl_half_
 #define HETCCL_MUL_64(a, b) ((uint64_t)(a) * (uint64_t)(b))
 #define HETCCL_OR(a, b) (((a) != 0) | ((b) != 0))
 #define HETCCL_AND(a, b) (((a) != 0) & ((b) != 0))
+#define HETCCL_XOR(a, b) (((a) != 0) ^ ((b) != 0))
+#define HETCCL_BITS_OR(a, b) ((a) | (b))
+#define HETCCL_BITS_AND(a, b) ((a) & (b))
+#define HETCCL_BITS_XOR(a, b) ((a) ^ (b))
 
 typedef struct __attribute__((packed, may_alias)) { float re, im; } hetccl_c64_t;
 typedef struct __attribute__((packed, may_alias)) { double re, im; } hetccl_c128_t;
@@ -173,5 +248,38 @@ HETCCL_OP hetccl_c128_t hetccl_c128_mul(hetccl_c128_t a, hetccl_c128_t b)
     hetccl_c128_t p = {a.re * b.re + a.im * -b.im, a.re * b.im + a.im * b.re};
     return p;
 }
+
+/* ---- MINLOC and MAXLOC ----
+ * Whether pair a is the result: NaN first, then the lesser (greater) value, then the lesser index, then a itself. -0 and
+ * +0 are equal here, as they are to MPI. The winner is taken whole, with the bytes that pad it. */
+#define HETCCL_LOC_FIRST(a, b, a_less, b_less)                                                                        \
+    (((a).value != (a).value) > ((b).value != (b).value)                                                              \
+     || (((a).value != (a).value) == ((b).value != (b).value)                                                         \
+         && ((a_less) || (!(b_less) && (a).index <= (b).index))))
+
+#define HETCCL_PAIR(NAME)                                                                                             \
+    typedef struct __attribute__((may_alias)) { unsigned char bytes[sizeof(hetccl_##NAME##_t)]; } hetccl_##NAME##_m;  \
+    HETCCL_OP hetccl_##NAME##_m hetccl_##NAME##_minloc(hetccl_##NAME##_m left, hetccl_##NAME##_m right)               \
+    {                                                                                                                 \
+        hetccl_##NAME##_t a, b;                                                                                       \
+        memcpy(&a, &left, sizeof a);                                                                                  \
+        memcpy(&b, &right, sizeof b);                                                                                 \
+        return HETCCL_LOC_FIRST(a, b, a.value < b.value, b.value < a.value) ? left : right;                           \
+    }                                                                                                                 \
+    HETCCL_OP hetccl_##NAME##_m hetccl_##NAME##_maxloc(hetccl_##NAME##_m left, hetccl_##NAME##_m right)               \
+    {                                                                                                                 \
+        hetccl_##NAME##_t a, b;                                                                                       \
+        memcpy(&a, &left, sizeof a);                                                                                  \
+        memcpy(&b, &right, sizeof b);                                                                                 \
+        return HETCCL_LOC_FIRST(a, b, a.value > b.value, b.value > a.value) ? left : right;                           \
+    }
+HETCCL_PAIR(float_int)
+HETCCL_PAIR(double_int)
+HETCCL_PAIR(long_int)
+HETCCL_PAIR(int_int)
+HETCCL_PAIR(short_int)
+#ifndef HETCCL_DEVICE
+HETCCL_PAIR(longdouble_int)
+#endif
 
 #endif

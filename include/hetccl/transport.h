@@ -1,12 +1,14 @@
-/* What a transport offers the executor (layer L2). One link is one direction of one pair of ranks: a FIFO of messages.
- * The executor polls; no function here blocks, allocates, takes a lock, or touches Python. Each answers with a positive
- * number (done, or bytes), HETCCL_AGAIN, or a negative fault. A link is used by one thread at a time (the caller's
- * lock). */
+/* What a transport offers the executor and the mailbox (layer L2). One link is one direction of one pair of ranks: a
+ * FIFO of messages. The users poll; no function here blocks, allocates, takes a lock, or touches Python. Each answers
+ * with a positive number (done, or bytes), HETCCL_AGAIN, or a negative fault. A link is used by one thread at a time
+ * (the caller's lock). */
 #ifndef HETCCL_TRANSPORT_H
 #define HETCCL_TRANSPORT_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "hetccl/layout.h"
 
 enum hetccl_progress {
     HETCCL_MOVED = 2, /* bytes moved, and the message is not finished */
@@ -16,21 +18,47 @@ enum hetccl_progress {
     HETCCL_ELENGTH = -2, /* the peer sent another length than this rank expects */
     HETCCL_ETAG = -4, /* the peer's message belongs to another collective */
     HETCCL_ESYSTEM = -3, /* a system call failed; msg.error holds errno */
+    HETCCL_ENOMEM = -5, /* no memory; no transport's, but those who use one share these numbers */
 };
 
+/* POSTED: all of the message is in the link's hands, and what is missing is the peer's acknowledgement. */
 enum hetccl_msg_state { HETCCL_MSG_NEW = 0, HETCCL_MSG_POSTED = 1, HETCCL_MSG_STREAM = 2 };
 
-/* One message at one of its ends. The executor owns it and fills ptr, nbytes, tag; the rest belongs to the link. */
+/* Flags of a message to send. SYNC: DONE only when a receive has taken it, however small it is. */
+enum hetccl_msg_flags { HETCCL_MSG_SYNC = 1 };
+
+/* One message at one of its ends. Its owner fills ptr, layout, skip, nbytes, tag, flags and zeroes the rest, which
+ * belongs to the link. */
 typedef struct hetccl_msg {
     uint8_t *ptr;      /* source, or destination of recv(); NULL where the receiver reads by fetch() */
+    const hetccl_layout_t *layout; /* NULL: nbytes contiguous bytes at ptr; else of the elements that begin at ptr */
+    size_t skip;       /* with a layout: the message is the bytes [skip, skip + nbytes) of the packed elements */
     size_t nbytes;     /* whole length; on the receiving side, the length expected */
     size_t done;       /* bytes sent, or bytes consumed */
-    uint64_t cell;     /* sender, posted: the ring position whose release means "consumed" */
     size_t cell_done;  /* receiver: bytes consumed of the cell at the head */
     uint32_t tag;      /* the user's, or the collective's; a receiver takes no other than this */
+    uint32_t flags;    /* enum hetccl_msg_flags */
     int32_t state;     /* enum hetccl_msg_state */
+    int32_t slot;      /* sender: of the acknowledgement, from 1; 0: none is needed */
     int32_t error;     /* errno after HETCCL_ESYSTEM */
 } hetccl_msg_t;
+
+/* What a link says of the message at its head. */
+typedef struct hetccl_header {
+    size_t nbytes;
+    size_t hold_nbytes; /* buffer that set_aside() needs: nbytes, or 0 where the sender keeps the bytes */
+    uint32_t tag;
+} hetccl_header_t;
+
+/* A message that was taken out of its link before a receive asked for it. */
+typedef struct hetccl_aside {
+    uint8_t *buffer;   /* the caller's: hold_nbytes bytes; NULL if that is 0 */
+    size_t nbytes;
+    size_t done;       /* bytes in buffer */
+    uint64_t address;  /* in the sender's memory, if it keeps the bytes */
+    uint32_t tag;
+    int32_t slot;      /* to acknowledge; 0: none */
+} hetccl_aside_t;
 
 typedef struct hetccl_transport {
     const char *name;
@@ -42,12 +70,18 @@ typedef struct hetccl_transport {
     /* Bytes of the message that can be fetched now in one piece, HETCCL_AGAIN if none. */
     int64_t (*available)(void *link, hetccl_msg_t *msg);
     /* The next nbytes (<= available) bytes: in the transport's own memory, or copied to scratch. NULL: see
-     * msg->error. */
+     * msg->error. Not for messages with a layout. */
     const void *(*fetch)(void *link, hetccl_msg_t *msg, size_t nbytes, void *scratch);
     /* Gives back what fetch() handed out. */
     void (*consume)(void *link, hetccl_msg_t *msg, size_t nbytes);
-    /* The message at the head of the link: DONE and its length and tag, or AGAIN. */
-    int (*peek)(void *link, size_t *nbytes_p, uint32_t *tag_p);
+    /* The message at the head of the link, of which nothing has been received: DONE and what it is, or AGAIN. */
+    int (*peek)(void *link, hetccl_header_t *header_p);
+    /* Takes the message at the head out of the link, unread where the sender keeps the bytes, else into aside->buffer;
+     * the caller sets buffer and zeroes the rest. MOVED, AGAIN: part of it; nothing else may be received from the link
+     * before it is DONE. */
+    int (*set_aside)(void *link, hetccl_aside_t *aside);
+    /* Moves a message that was set aside into msg, as recv(); DONE: it is acknowledged, the buffer is the caller's. */
+    int (*recv_aside)(void *link, hetccl_aside_t *aside, hetccl_msg_t *msg);
 } hetccl_transport_t;
 
 #endif

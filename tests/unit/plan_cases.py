@@ -3,7 +3,7 @@
 from random import Random
 
 from hetccl.plan import applicable, build
-from hetccl.plan.steps import ROOTED
+from hetccl.plan.steps import ROOTED, SCANS
 
 
 def set_partitions(size):
@@ -43,10 +43,14 @@ def interleaved(sizes, seed):
 
 
 def plans(collective, islands, roots):
-    """Yield every plan of a collective that goes by the islands; flat ones too where there is one island."""
+    """Yield every plan of a collective that goes by the islands; flat ones too where there is one island.
+
+    Scans, which never go by the islands, come for all.
+    """
     one = len(islands) == 1
     alone = all(len(island) == 1 for island in islands)
-    flat = set(applicable(collective, islands)) - {"hier_direct", "hierarchical"} if not one else set()
+    every = one or collective in SCANS
+    flat = set() if every else set(applicable(collective, islands)) - {"hier_direct", "hierarchical"}
     flat -= {"direct"} if collective == "allreduce" else set()
     for inner in ("flat",) if alone else ("flat", "vendor"):
         for algorithm in applicable(collective, islands, inner):

@@ -5,18 +5,17 @@ from fractions import Fraction
 import pytest
 from plan_cases import contiguous, interleaved, plans, set_partitions, size_partitions
 
-from hetccl.plan import Plan, Reduce, Send, Vendor, algorithms, applicable, build, select, verify
-from hetccl.plan.steps import COLLECTIVES
+from hetccl.plan import Peer, Plan, Reduce, Send, Vendor, algorithms, applicable, build, select, uneven, verify
+from hetccl.plan.steps import BY_UNIT, COLLECTIVES, SCANS
 from hetccl.plan.strict import rounds, units_sent
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("size", range(1, 7))
 def test_all_islands_of_few_ranks(collective, size):
-    roots = range(size) if size < 6 else (0, 2, 5)
     count = 0
     for islands in set_partitions(size):
-        for plan in plans(collective, islands, roots):
+        for plan in plans(collective, islands, range(size)):
             verify(plan)
             count += 1
     assert count >= (1, 2, 5, 15, 52, 203)[size - 1]
@@ -54,20 +53,51 @@ LISTS = (
 @pytest.mark.parametrize("islands", LISTS, ids=lambda islands: "+".join(str(len(island)) for island in islands))
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_table_covers_all_sizes_with_what_fits(collective, islands, inner):
+    fitting = applicable(collective, islands, inner)
+    if not fitting:
+        assert collective in SCANS
+        return
     table = select.table(collective, islands, inner)
     limits = [limit for limit, _ in table]
     assert limits[-1] is None and limits[:-1] == sorted(limits[:-1])
-    assert {name for _, name in table} <= set(applicable(collective, islands, inner))
+    assert {name for _, name in table} <= set(fitting)
     for limit, name in table[:-1]:
         assert select.choose(collective, islands, limit, inner) == name
         assert select.choose(collective, islands, limit + 1, inner) != name
     assert build(collective, islands, inner=inner).algorithm == table[-1][1]
 
 
+@pytest.mark.parametrize("inner", ["flat", "vendor"])
+@pytest.mark.parametrize("islands", LISTS, ids=lambda islands: "+".join(str(len(island)) for island in islands))
+@pytest.mark.parametrize("collective", sorted(BY_UNIT))
+def test_table_for_unequal_units(collective, islands, inner):
+    names = {name for _, name in select.table(collective, islands, inner, uneven=True)}
+    assert names <= set(uneven(collective, islands, inner))
+    for name in applicable(collective, islands, inner):
+        assert build(collective, islands, 0, name, inner).uneven == (name in uneven(collective, islands, inner))
+
+
+@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - BY_UNIT))
+def test_no_unequal_units_where_all_ranks_give_one(collective):
+    assert uneven(collective, ((0, 1), (2,))) == ()
+    assert not build(collective, ((0, 1), (2,))).uneven
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter_block", "alltoall"])
+def test_scratch_is_measured(collective):
+    """Each unit of scratch in plans for unequal units is as long as another unit of IN."""
+    for plan in plans(collective, ((0, 2), (1, 3), (4,)), (0,)):
+        for rank in range(plan.size):
+            program = plan.program(rank)
+            used = {s.block.unit for s in program.steps if not isinstance(s, Send) and s.block and s.block.buf == 2}
+            assert len(program.measures) == program.scratch
+            assert len({program.measures[unit] for unit in used}) == len(used)
+
+
 @pytest.mark.parametrize(
     "collective,islands,options",
     [
-        ("gather", ((0,),), {}),
+        ("gatherv", ((0,),), {}),
         ("allreduce", (), {}),
         ("allreduce", ((0, 1), ()), {}),
         ("allreduce", ((0, 1), (1,)), {}),
@@ -77,6 +107,9 @@ def test_table_covers_all_sizes_with_what_fits(collective, islands, inner):
         ("bcast", ((0, 1),), {"algorithm": "ring"}),
         ("allreduce", ((0, 1), (2,)), {"algorithm": "ring", "inner": "vendor"}),
         ("allreduce", ((0, 1),), {"inner": "nccl"}),
+        ("gather", ((0, 1),), {"root": 2}),
+        ("scatter", ((0, 1),), {"root": -1}),
+        ("scan", ((0, 1), (2,)), {"inner": "vendor"}),
     ],
 )
 def test_bad_arguments(collective, islands, options):
@@ -131,13 +164,54 @@ def test_rounds_of_allreduce(algorithm, sizes, count):
     assert rounds(build("allreduce", contiguous(sizes), algorithm=algorithm)) == count
 
 
+@pytest.mark.parametrize(
+    "collective,algorithm,size,count",
+    [
+        ("scan", "direct", 6, 1),
+        ("scan", "recursive_doubling", 8, 3),
+        ("scan", "recursive_doubling", 9, 4),
+        ("scan", "chain", 6, 5),
+        ("exscan", "direct", 6, 1),
+        ("exscan", "recursive_doubling", 9, 3),
+        ("exscan", "chain", 6, 5),
+    ],
+)
+def test_rounds_of_scans(collective, algorithm, size, count):
+    assert rounds(build(collective, contiguous((size,)), algorithm=algorithm)) == count
+
+
+@pytest.mark.parametrize("collective", sorted(SCANS))
+@pytest.mark.parametrize("algorithm", ["direct", "recursive_doubling", "chain"])
+def test_scans_are_alike_for_all_islands(collective, algorithm):
+    """Rank order has nothing to do with islands."""
+    one, other = (build(collective, islands, 0, algorithm) for islands in (((0, 1, 2, 3),), ((0, 2), (1, 3))))
+    assert [one.program(rank) for rank in range(4)] == [other.program(rank) for rank in range(4)]
+
+
+@pytest.mark.parametrize("collective,own", [("scan", 1), ("exscan", 0)])
+def test_small_scans_reduce_once(collective, own):
+    """All of the lower ranks' data meet in one step, in rank order: half precision is rounded once."""
+    plan = build(collective, contiguous((6,)), algorithm="direct")
+    for rank in range(2, 6):
+        (step,) = [step for step in plan.program(rank).steps if isinstance(step, Reduce)]
+        assert list(map(Peer, range(rank))) == [source for source in step.sources if isinstance(source, Peer)]
+        assert len(step.sources) == rank + own
+
+
+@pytest.mark.parametrize("collective", sorted(SCANS))
+def test_chain_sends_the_fewest_bytes(collective):
+    plan = build(collective, contiguous((7,)))
+    assert plan.algorithm == "chain"
+    assert [units_sent(plan, rank) for rank in range(7)] == [1] * 6 + [0]
+
+
 SIZES = [(1, 1), (3, 1), (3, 2), (4, 4), (1, 1, 1), (3, 2, 1), (5, 4, 3), (2, 2, 2, 2)]
 
 
 @pytest.mark.parametrize("inner", ["flat", "vendor"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize(
-    "collective", ["allreduce", "reduce", "bcast", "allgather", "reduce_scatter_block", "alltoall"]
+    "collective", ["allreduce", "reduce", "bcast", "allgather", "reduce_scatter_block", "alltoall", "gather", "scatter"]
 )
 def test_cross_traffic_is_the_least_and_shared_by_all(collective, sizes, inner):
     """Units that each island sends to others; within an island all ranks that hold the data send alike."""
@@ -152,16 +226,23 @@ def test_cross_traffic_is_the_least_and_shared_by_all(collective, sizes, inner):
             "allgather": s * (k - 1),
             "reduce_scatter_block": p - s,
             "alltoall": s * (p - s),
+            "gather": s if i else 0,
+            "scatter": None,
         }[collective]
-        assert [units_sent(plan, rank, across=True) for rank in island] == [Fraction(least) / s] * s
+        sent = [units_sent(plan, rank, across=True) for rank in island]
+        if collective == "scatter":  # the root alone has the data
+            assert sent == ([p - s] if i == 0 else [0]) + [0] * (s - 1)
+        else:
+            assert sent == [Fraction(least) / s] * s
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name not in SCANS])
 def test_vendor_inside_leaves_no_message_inside(collective):
     islands = ((0, 2, 5), (1, 4), (3,))
     home = {rank: island for island in islands for rank in island}
     for name in applicable(collective, islands, "vendor"):
-        plan = build(collective, islands, 4, name, "vendor")
+        root = 0 if collective in ("gather", "scatter") else 4  # the vendor CCL serves the root's island alone
+        plan = build(collective, islands, root, name, "vendor")
         for rank in range(plan.size):
             for step in plan.program(rank).steps:
                 assert not (isinstance(step, Send) and home[step.peer] == home[rank])

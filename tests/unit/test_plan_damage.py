@@ -8,6 +8,7 @@ from plan_cases import contiguous, plans
 
 from hetccl.plan import Block, Buf, Copy, Peer, Plan, PlanError, Program, Recv, Reduce, Send, Vendor, build, verify
 from hetccl.plan.steps import COLLECTIVES
+from hetccl.plan.verify import VENDOR_OPS
 
 ISLANDS = (
     contiguous((2,)),
@@ -27,13 +28,20 @@ PLANS = [
 ]
 
 
-def damaged(plan, rank, steps, scratch=None):
+def damaged(plan, rank, steps, scratch=None, measures=None, uneven=None):
     """Return the plan with another program for one rank."""
     programs = {peer: plan.program(peer) for peer in range(plan.size)}
-    programs[rank] = Program(tuple(steps), programs[rank].scratch if scratch is None else scratch)
-    return Plan(
-        plan.collective, plan.islands, plan.root, plan.algorithm, plan.inner, plan.in_place, programs.__getitem__
+    own = programs[rank]
+    programs[rank] = Program(
+        tuple(steps), own.scratch if scratch is None else scratch, own.measures if measures is None else measures
     )
+    return remade(plan, programs, plan.uneven if uneven is None else uneven)
+
+
+def remade(plan, programs, uneven):
+    """Return a plan like another one with programs given by rank."""
+    given = (plan.collective, plan.islands, plan.root, plan.algorithm, plan.inner, plan.in_place)
+    return Plan(*given, programs.__getitem__, uneven)
 
 
 def changed(plan, rank, i, **fields):
@@ -213,6 +221,118 @@ def test_other_order_of_operands_on_one_rank(algorithm, islands):
     assert reject(plan, broken) >= 3
 
 
+SCANS = [p for p in PLANS if p.values[0].collective in ("scan", "exscan")]
+
+
+@pytest.mark.parametrize("plan", SCANS)
+def test_scans_keep_rank_order(plan):
+    """Any two neighbours among the operands swapped, on one rank or on all."""
+
+    def swapped(step, k):
+        sources = list(step.sources)
+        sources[k : k + 2] = sources[k + 1], sources[k]
+        return replace(step, sources=tuple(sources))
+
+    def broken():
+        for rank, i, step in each_step(plan):
+            for k in range(len(step.sources) - 1 if isinstance(step, Reduce) else 0):
+                bad = changed(plan, rank, i, sources=swapped(step, k).sources)
+                yield f"rank {rank}, step {i}, operands {k} and {k + 1} swapped", bad
+        steps = {
+            rank: Program(
+                tuple(swapped(step, 0) if isinstance(step, Reduce) else step for step in plan.program(rank).steps),
+                plan.program(rank).scratch,
+            )
+            for rank in range(plan.size)
+        }
+        yield "the first two operands swapped everywhere", remade(plan, steps, False)
+
+    if any(isinstance(step, Reduce) for _, _, step in each_step(plan)):
+        assert reject(plan, broken()) >= 2
+
+
+@pytest.mark.parametrize("collective", ["scan", "exscan"])
+def test_scans_take_no_other_ranks(collective):
+    """One rank more, or one less, in a whole step: the programs of a communicator of another order."""
+    plan = build(collective, contiguous((4,)), algorithm="direct")
+    for one, other in ((1, 2), (2, 3), (0, 3)):
+        programs = {rank: plan.program({one: other, other: one}.get(rank, rank)) for rank in range(4)}
+        assert reject(plan, [(f"ranks {one} and {other} exchanged", remade(plan, programs, False))]) == 1
+
+
+UNEVEN = [p for p in PLANS if p.values[0].uneven]
+
+
+@pytest.mark.parametrize("plan", UNEVEN)
+def test_wrong_measure(plan):
+    """Each used unit of scratch as long as each other unit of IN, and without a measure."""
+
+    def broken():
+        for rank in range(plan.size):
+            program = plan.program(rank)
+            for slot in sorted(used(program)):
+                for unit in range(plan.size):
+                    if unit != program.measures[slot]:
+                        measures = (*program.measures[:slot], unit, *program.measures[slot + 1 :])
+                        bad = damaged(plan, rank, program.steps, measures=measures)
+                        yield f"rank {rank}, SCRATCH[{slot}] measured by IN[{unit}]", bad
+                bad = damaged(plan, rank, program.steps, measures=program.measures[:slot])
+                yield f"rank {rank} without a measure of SCRATCH[{slot}]", bad
+
+    assert reject(plan, broken()) >= sum(len(used(plan.program(rank))) for rank in range(plan.size))
+
+
+def used(program):
+    """Return the units of scratch that the steps write; those of a vendor call are written by copies."""
+    written = [step.block for step in program.steps if not isinstance(step, Send) and step.block]
+    return {block.unit for block in written if block.buf == Buf.SCRATCH}
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_ring_is_not_for_unequal_units(size):
+    plan = build("reduce_scatter_block", contiguous((size,)), algorithm="ring")
+    programs = {rank: plan.program(rank) for rank in range(size)}
+    with pytest.raises(PlanError, match="as long as"):
+        verify(remade(plan, programs, True))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_lengths_of_a_pair_belong_to_it(in_place):
+    """What goes one way and what comes back may differ in length."""
+    whole = (Fraction(0), Fraction(1))
+    plan = build("alltoall", contiguous((2,)), in_place=in_place)
+    programs = {
+        rank: Program(
+            (
+                Copy(Block(Buf.SCRATCH, 0, *whole), Block(Buf.IN, 1 - rank, *whole)),
+                Send(Block(Buf.SCRATCH, 0, *whole), 1 - rank, after=(0,)),
+                Recv(Block(Buf.OUT, 1 - rank, *whole), 1 - rank, after=(0,)),
+                Copy(Block(Buf.OUT, rank, *whole), Block(Buf.IN, rank, *whole)),
+            ),
+            1,
+            (1 - rank,),
+        )
+        for rank in range(2)
+    }
+    verify(remade(plan, programs, True))
+    own = {rank: program._replace(measures=(rank,)) for rank, program in programs.items()}
+    assert reject(plan, [("measured by the own unit", remade(plan, own, True))]) == 1
+
+
+def test_unequal_in_place_is_a_mode_of_its_own():
+    """Unequal units: the result lies over the rank's own unit, and what reads that one must come first."""
+    plan = build("reduce_scatter_block", contiguous((3,)), algorithm="direct")
+    steps = list(plan.program(1).steps)
+    (last,) = [i for i, step in enumerate(steps) if isinstance(step, Reduce)]
+    part = Block(Buf.IN, 1, Fraction(0), Fraction(1))
+    steps.append(Copy(Block(Buf.SCRATCH, 0, *part[2:]), part))  # reads what only this mode overwrites
+    bad = damaged(plan, 1, steps, scratch=1, measures=(1,))
+    verify(damaged(plan, 1, steps, scratch=1, measures=(1,), uneven=False))
+    with pytest.raises(PlanError) as caught:
+        verify(bad)
+    assert (caught.value.rank, caught.value.step) == (1, last + 1)
+
+
 def test_two_operands_may_be_swapped():
     plan = build("allreduce", contiguous((1, 1)), algorithm="direct")
     steps = plan.program(0).steps
@@ -284,7 +404,7 @@ def test_vendor_calls_must_agree(plan):
     def broken():
         for rank, i, step in each_step(plan):
             if isinstance(step, Vendor):
-                for op in ("allreduce", "reduce", "broadcast", "reduce_scatter", "allgather", "alltoall", "gather"):
+                for op in (*sorted(VENDOR_OPS), "send"):
                     if op != step.op:
                         yield f"rank {rank}, step {i} as {op}", changed(plan, rank, i, op=op)
                 yield f"rank {rank}, step {i} of fewer", changed(plan, rank, i, ranks=step.ranks[:-1])

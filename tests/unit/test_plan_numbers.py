@@ -13,16 +13,19 @@ import pytest
 from plan_cases import contiguous, interleaved, plans
 
 from hetccl.plan import Buf, Copy, Peer, Recv, Reduce, Send, build
-from hetccl.plan.steps import COLLECTIVES
+from hetccl.plan.steps import BY_UNIT, COLLECTIVES
 
 GARBAGE = -7e9
 
 
 class Interpreter:
-    """All ranks of a plan in one process; sums, divided by the number of ranks at final reduces."""
+    """All ranks of a plan in one process; sums, divided by the number of ranks at final reduces.
 
-    def __init__(self, plan, memory, n, single_copy, seed):
-        self.plan, self.memory, self.n, self.single_copy = plan, memory, n, single_copy
+    memory : per rank {Buf: [array of each unit]}
+    """
+
+    def __init__(self, plan, memory, single_copy, seed):
+        self.plan, self.memory, self.single_copy = plan, memory, single_copy
         self.random = Random(seed)
         self.steps = [plan.program(rank).steps for rank in range(plan.size)]
         self.done = [set() for _ in self.steps]
@@ -31,8 +34,8 @@ class Interpreter:
 
     def view(self, rank, block, unit=0):
         """Return a block as an array view."""
-        start = (block.unit + unit) * self.n
-        return self.memory[rank][block.buf][start + floor(self.n * block.lo) : start + floor(self.n * block.hi)]
+        row = self.memory[rank][block.buf][block.unit + unit]
+        return row[floor(len(row) * block.lo) : floor(len(row) * block.hi)]
 
     def run(self):
         """Run to the end; fail if nothing can run before."""
@@ -111,7 +114,7 @@ class Interpreter:
             earlier = {j for j in range(k) if hasattr(self.steps[r][j], "op")}
             if not earlier | set(other.after) <= self.done[r]:
                 return False
-        units = step.ranks if step.op == "alltoall" else (0,)
+        units = step.ranks if step.op in ("alltoall", "scatter") else (0,)
         given = [
             [self.view(r, other.source, unit).copy() for unit in units] if other.source else None
             for r, other in zip(step.ranks, steps)
@@ -129,6 +132,11 @@ class Interpreter:
         if step.op == "alltoall":
             for k, unit in enumerate(step.ranks):
                 self.view(rank, step.block, unit)[:] = given[k][j]
+        elif step.op == "gather":
+            for k, unit in enumerate(step.ranks):
+                self.view(rank, step.block, unit)[:] = given[k][0]
+        elif step.op == "scatter":
+            target[:] = given[step.ranks.index(step.root)][j]
         elif step.op == "allgather":
             target[:] = np.concatenate([part for (part,) in given])
         elif step.op == "broadcast":
@@ -136,44 +144,81 @@ class Interpreter:
         else:
             total = np.sum([row for (row,) in given], axis=0)
             if step.op == "reduce_scatter":
-                shift = floor(self.n * step.block.lo) - floor(self.n * step.source.lo)
+                n = len(self.memory[rank][step.block.buf][step.block.unit])
+                shift = floor(n * step.block.lo) - floor(n * step.source.lo)
                 total = total[shift : shift + len(target)]
             target[:] = total / self.plan.size if step.final else total
 
 
-def expected(collective, inputs, rank, root, n):
-    """Return what MPI says OUT holds, averages for reductions, from the inputs of all ranks."""
+def expected(collective, inputs, rank, root):
+    """Return what MPI says OUT holds, averages for reductions, sums for scans, from the inputs' units of all ranks."""
+    size = len(inputs)
     if collective in ("allreduce", "reduce"):
-        return np.sum(inputs, axis=0) / len(inputs)
+        return sum(units[0] for units in inputs) / size
     if collective == "reduce_scatter_block":
-        return np.sum([row[rank * n : (rank + 1) * n] for row in inputs], axis=0) / len(inputs)
+        return sum(units[rank] for units in inputs) / size
+    if collective in ("scan", "exscan"):
+        return sum(units[0] for units in inputs[: rank + (collective == "scan")])
     if collective == "bcast":
-        return inputs[root]
-    if collective == "allgather":
-        return np.concatenate(inputs)
-    return np.concatenate([row[rank * n : (rank + 1) * n] for row in inputs])
+        return inputs[root][0]
+    if collective == "scatter":
+        return inputs[root][rank]
+    return np.concatenate([units[rank if collective == "alltoall" else 0] for units in inputs])
 
 
-def memories(plan, n, in_place):
+def lengths(collective, rank, counts):
+    """Return (lengths of the units of IN, of OUT): counts[r, s] is what r gives s in an all-to-all, counts[0] else."""
+    if collective == "alltoall":
+        return counts[rank], counts[:, rank]
+    one, each = counts[0, rank : rank + 1], counts[0]
+    return {
+        "allgather": (one, each),
+        "gather": (one, each),
+        "scatter": (each, one),
+        "reduce_scatter_block": (each, one),
+    }.get(collective, (one, one))
+
+
+def memories(plan, counts, in_place, uneven=False):
     """Return (memory per rank, inputs): different whole numbers by rank and index; garbage everywhere else."""
-    memory, inputs = [], []
+    memory, inputs, name = [], [], plan.collective
     for rank in range(plan.size):
-        p = plan.size
-        wide_in = plan.collective in ("alltoall", "reduce_scatter_block")
-        wide_out = plan.collective in ("alltoall", "allgather")
-        data = np.arange((p if wide_in else 1) * n, dtype=float) * 131 + 1009 * (rank + 1) ** 2
-        out = np.full((p if wide_out else 1) * n, GARBAGE)
-        buffer = data.copy()
-        if in_place and plan.collective == "allgather":
-            out[rank * n : (rank + 1) * n] = data
-            buffer = out[rank * n : (rank + 1) * n]
-        elif in_place and plan.collective == "reduce_scatter_block":
-            out = buffer[:n]
-        elif in_place and plan.collective != "bcast":
-            out = buffer
-        inputs.append(data)
-        memory.append({Buf.IN: buffer, Buf.OUT: out, Buf.SCRATCH: np.full(plan.program(rank).scratch * n, GARBAGE)})
+        start = 1009.0 * (rank + 1) ** 2
+        given, taken = lengths(name, rank, counts)
+        flat = np.arange(sum(given), dtype=float) * 131 + start
+        units = np.split(flat, np.cumsum(given)[:-1])
+        inputs.append([unit.copy() for unit in units])
+        out = [np.full(n, GARBAGE) for n in taken]
+        scratch = [np.full(given[k], GARBAGE) for k in plan.program(rank).measures]
+        if in_place and (name == "allgather" or name == "gather" and rank == plan.root):
+            out[rank][:] = units[0]
+            units = [out[rank]]
+        elif in_place and name == "reduce_scatter_block":
+            out = [units[rank if uneven else 0]]
+        elif in_place and name == "scatter" and rank == plan.root:
+            out = [units[rank]]
+        elif in_place and name not in ("bcast", "gather", "scatter"):
+            out = units
+        memory.append({Buf.IN: units, Buf.OUT: out, Buf.SCRATCH: scratch})
     return memory, inputs
+
+
+def check(plan, counts, in_place, single_copy, uneven=False):
+    """Run a plan, and compare all outputs with what NumPy says."""
+    memory, inputs = memories(plan, counts, in_place, uneven)
+    Interpreter(plan, memory, single_copy, seed=int(counts.sum())).run()
+    for rank in range(plan.size):
+        where = (plan, rank, f"in_place={in_place}", f"single_copy={single_copy}")
+        if not in_place:
+            assert all(map(np.array_equal, memory[rank][Buf.IN], inputs[rank])), where
+        at_root = rank == plan.root
+        if plan.collective in ("reduce", "gather") and not at_root or plan.collective == "bcast" and at_root:
+            continue
+        got = np.concatenate(memory[rank][Buf.OUT])
+        if plan.collective == "exscan" and rank == 0:
+            assert in_place or np.all(got == GARBAGE), where
+        else:
+            assert np.array_equal(got, expected(plan.collective, inputs, rank, plan.root)), where
 
 
 ISLANDS = (
@@ -199,16 +244,45 @@ def test_against_numpy(collective, islands, n):
     for plan in plans(collective, islands, {0, size // 2, size - 1}):
         for in_place in (plan.in_place,) if collective == "alltoall" else (False, True):
             for single_copy in (False, True):
-                memory, inputs = memories(plan, n, in_place)
-                Interpreter(plan, memory, n, single_copy, seed=n + size).run()
-                for rank in range(size):
-                    where = (plan, rank, f"in_place={in_place}", f"single_copy={single_copy}")
-                    if not in_place:
-                        assert np.array_equal(memory[rank][Buf.IN], inputs[rank]), where
-                    if collective == "reduce" and rank != plan.root or collective == "bcast" and rank == plan.root:
-                        continue
-                    right = expected(collective, inputs, rank, plan.root, n)
-                    assert np.array_equal(memory[rank][Buf.OUT], right), where
+                check(plan, np.full((size, size), n), in_place, single_copy)
+
+
+@pytest.mark.parametrize("spread", [1, 5, 40])
+@pytest.mark.parametrize("islands", ISLANDS, ids=str)
+@pytest.mark.parametrize("collective", sorted(BY_UNIT))
+def test_units_of_unequal_length(collective, islands, spread):
+    """Lengths from 0 to `spread`, each rank's and each pair's its own; scratch is as long as its measure says."""
+    size = sum(map(len, islands))
+    counts = np.random.default_rng(size + spread).integers(0, spread, (size, size), endpoint=True)
+    for plan in plans(collective, islands, {0, size // 2, size - 1}):
+        if not plan.uneven:
+            continue
+        for in_place in (plan.in_place,) if collective == "alltoall" else (False, True):
+            symmetric = collective == "alltoall" and in_place
+            given = np.maximum(counts, counts.T) if symmetric else counts
+            for single_copy in (False, True):
+                check(plan, given, in_place, single_copy, uneven=True)
+
+
+@pytest.mark.parametrize("single_copy", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("collective", ["scan", "exscan"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9, 13])
+def test_scans_keep_rank_order(collective, size, in_place, single_copy):
+    """The sum of texts is their chain: it does not commute."""
+    for plan in plans(collective, contiguous((size,)), (0,)):
+        memory, _ = memories(plan, np.full((size, size), 3), in_place)
+        for rank, buffers in enumerate(memory):
+            for buf, rows in buffers.items():
+                buffers[buf] = [np.full(3, "garbage", dtype=object) for _ in rows]
+            buffers[Buf.IN] = [np.array([f"<{rank}.{k}>" for k in range(3)], dtype=object)]
+            if in_place:
+                buffers[Buf.OUT] = buffers[Buf.IN]
+        Interpreter(plan, memory, single_copy, seed=size).run()
+        for rank in range(collective == "exscan", size):
+            lower = range(rank + (collective == "scan"))
+            right = ["".join(f"<{k}.{index}>" for k in lower) for index in range(3)]
+            assert memory[rank][Buf.OUT][0].tolist() == right, (plan, rank)
 
 
 @pytest.mark.parametrize("islands", ISLANDS, ids=str)
@@ -217,8 +291,8 @@ def test_barrier_order(islands):
     size = sum(map(len, islands))
     for plan in plans("barrier", islands, (0,)):
         for late in range(size):
-            memory, _ = memories(plan, 1, False)
-            run = Interpreter(plan, memory, 1, single_copy=False, seed=late)
+            memory, _ = memories(plan, np.full((size, size), 1), False)
+            run = Interpreter(plan, memory, single_copy=False, seed=late)
             nodes = [(rank, i) for rank in range(size) if rank != late for i in range(len(run.steps[rank]))]
             if any(late in getattr(run.steps[rank][i], "ranks", ()) for rank, i in nodes):
                 nodes = [(rank, i) for rank, i in nodes if late not in getattr(run.steps[rank][i], "ranks", ())]
@@ -235,11 +309,11 @@ def test_sums_island_by_island(algorithm, islands):
     size, n = sum(map(len, islands)), 257
     plan = build("allreduce", islands, algorithm=algorithm)
     data = np.random.default_rng(size).standard_normal((size, n))
-    memory, _ = memories(plan, n, False)
+    memory, _ = memories(plan, np.full((size, size), n), False)
     for rank in range(size):
-        memory[rank][Buf.IN][:] = data[rank]
-    Interpreter(plan, memory, n, single_copy=True, seed=1).run()
+        memory[rank][Buf.IN][0][:] = data[rank]
+    Interpreter(plan, memory, single_copy=True, seed=1).run()
     right = sum(sum(data[rank] for rank in island) for island in islands) / size
     assert not np.array_equal(right, sum(data) / size)
     for rank in range(size):
-        assert memory[rank][Buf.OUT].tobytes() == right.tobytes()
+        assert memory[rank][Buf.OUT][0].tobytes() == right.tobytes()

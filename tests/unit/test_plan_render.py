@@ -102,6 +102,27 @@ def test_command(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    "arguments,shown",
+    [
+        (["scan", "--islands", "2+2"], "other algorithms: direct, recursive_doubling"),
+        (["exscan", "--islands", "2+2", "--algorithm", "direct"], "Reduce OUT[0] = from 0 + from 1 + from 2"),
+        (["gather", "--islands", "2+1", "--root", "1"], "root 1"),
+        (["scatter", "--islands", "2+1", "--inner", "vendor"], "Vendor scatter OUT[0] = IN[0], root 0"),
+        (["alltoall"], "units may differ in length"),
+    ],
+)
+def test_command_shows(arguments, shown, capsys):
+    assert cli.main(["plan", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert shown in out and "proved for every count" in out
+
+
+def test_even_units_only(capsys):
+    assert cli.main(["plan", "reduce_scatter_block", "--islands", "4", "--algorithm", "ring"]) == 0
+    assert "differ in length" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     "arguments,named",
     [
         (["allreduce", "--islands", "x+1"], "--islands"),
@@ -110,6 +131,8 @@ def test_command(tmp_path, capsys):
         (["allreduce", "--algorithm", "ring", "--inner", "vendor"], "algorithm"),
         (["bcast", "--root", "5"], "root"),
         (["bcast", "--rank", "5"], "--rank"),
+        (["gather", "--root", "5"], "root"),
+        (["scan", "--inner", "vendor"], "inner"),
         (["allreduce", "--svg", "/nowhere/at/all.svg"], "--svg"),
     ],
 )
@@ -119,7 +142,7 @@ def test_bad_input(arguments, named, capsys):
     assert named in shown.err and shown.out == ""
 
 
-@pytest.mark.parametrize("arguments", [["gather"], [], ["allreduce", "--root", "x"], ["allreduce", "--inner", "mpi"]])
+@pytest.mark.parametrize("arguments", [["gatherv"], [], ["allreduce", "--root", "x"], ["allreduce", "--inner", "mpi"]])
 def test_bad_usage(arguments):
     with pytest.raises(SystemExit) as caught:
         cli.main(["plan", *arguments])

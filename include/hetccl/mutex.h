@@ -1,0 +1,33 @@
+/* The executor's mutex and its progress thread's bed (layer L0). Whoever polls in a loop takes and gives the mutex many
+ * times a microsecond; `waiting` makes it let others in, which pthread does not promise. */
+#ifndef HETCCL_MUTEX_H
+#define HETCCL_MUTEX_H
+
+#include <pthread.h>
+#include <sched.h>
+
+typedef struct hetccl_mutex {
+    pthread_mutex_t mutex;
+    int waiting; /* threads that found it taken */
+} hetccl_mutex_t;
+
+static inline int hetccl_mutex_open(hetccl_mutex_t *m) {
+    m->waiting = 0;
+    return pthread_mutex_init(&m->mutex, NULL);
+}
+
+static inline void hetccl_mutex_close(hetccl_mutex_t *m) { pthread_mutex_destroy(&m->mutex); }
+
+static inline void hetccl_mutex_lock(hetccl_mutex_t *m) {
+    if (pthread_mutex_trylock(&m->mutex) == 0) return;
+    __atomic_fetch_add(&m->waiting, 1, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&m->mutex);
+    __atomic_fetch_sub(&m->waiting, 1, __ATOMIC_RELAXED);
+}
+
+static inline void hetccl_mutex_unlock(hetccl_mutex_t *m) {
+    pthread_mutex_unlock(&m->mutex);
+    if (__atomic_load_n(&m->waiting, __ATOMIC_RELAXED)) sched_yield();
+}
+
+#endif

@@ -1,0 +1,234 @@
+"""Layer L4: what every method of a communicator starts from: is the call possible, which programs does it run, and who
+waits for it. The methods themselves are in _reductions, _movements, _messages and _comm.
+
+Threads may share a communicator. The order in which collectives enter, over all threads, must be the same on all ranks,
+as in MPI. The GIL is held but for waits.
+"""
+
+import os
+
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc
+
+from hetccl._agree cimport (
+    CHECK_CALL, CHECK_COUNT, CHECK_DTYPE, CHECK_FORTRAN, CHECK_OP, CHECK_ROOT, CHECK_WORDS, check_open,
+)
+from hetccl._arguments cimport refuse_stream, whole
+from hetccl._calls cimport (
+    ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, ALLTOALLW, GATHERV, NCOLLECTIVES, REDUCE_SCATTER, SCATTERV,
+)
+from hetccl._request cimport request_new
+
+from hetccl._calls import CALLS, PLANS
+from hetccl.errors import CommClosed, HetcclError
+
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() noexcept
+
+cdef enum:
+    # The all-to-alls in place have plans of their own: they must save a block before they overwrite it.
+    ALLTOALL_IN_PLACE = NCOLLECTIVES
+    ALLTOALLV_IN_PLACE = NCOLLECTIVES + 1
+    NCHOICES = NCOLLECTIVES + 2
+
+# Calls whose units may differ in length.
+UNEVEN = frozenset((GATHERV, SCATTERV, ALLGATHERV, REDUCE_SCATTER, ALLTOALLV, ALLTOALLW))
+
+# How often this process has come out of a fork; a communicator works only in the process that built it.
+cdef int forks = 0
+# Why no call is possible any more in this process, or None.
+cdef str ended = None
+
+
+def count_fork():
+    global forks
+    forks += 1
+
+
+def end(reason):
+    """From now on every call is refused: this process has left all its communicators."""
+    global ended
+    ended = reason
+
+
+def ended_because():
+    """Why no call is possible any more, or None."""
+    return ended
+
+
+os.register_at_fork(after_in_child=count_fork)
+
+
+cdef class Batch:
+    """See Comm.group."""
+
+    def __enter__(self):
+        cdef Endpoint endpoint = self.endpoint
+        cdef unsigned long me = PyThread_get_thread_ident()
+        if endpoint.batch is not None and endpoint.batch is not self:
+            if endpoint.batch.thread != me:
+                raise RuntimeError("group: another thread has a group open on this communicator")
+            raise RuntimeError("group: this thread has a group open on this communicator already")
+        self.thread = me
+        self.depth += 1
+        endpoint.batch = self
+        return self
+
+    def __exit__(self, kind, value, traceback):
+        cdef Endpoint endpoint = self.endpoint
+        self.depth -= 1
+        if self.depth:
+            return
+        endpoint.batch = None
+        calls, self.calls = self.calls, []
+        if kind is None:
+            self.run(calls)
+
+    cdef int run(self, list calls) except -1:
+        """Start all, wait for all; raise the first error once the others have ended."""
+        cdef Request request
+        first = None
+        started = []
+        for request, status in calls:
+            request.go()
+            started.append((request, status))
+        for request, status in started:
+            try:
+                request.await_end(status)
+            except (ValueError, HetcclError) as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return 0
+
+
+cdef class Endpoint:
+    """One rank's end of a communicator.
+
+    membership : bootstrap.Membership
+    """
+
+    def __cinit__(self, membership):
+        self.membership = membership
+        self.mpi = membership.mpi
+        self.rank = membership.rank
+        self.size = membership.size
+        self.islands = membership.islands
+        self.members = membership.members
+        settings = membership.settings
+        self.executor = Executor(membership.segment, settings.timeout, settings.spin_us, membership.crowded)
+        self.choices = [None] * (NCHOICES * self.size)
+        self.check = settings.check
+        self.generation = forks
+
+    cdef int usable(self, int call) except -1:
+        if self.closed:
+            raise CommClosed(f"{CALLS[call]}: the communicator has been freed", call=CALLS[call])
+        if ended is not None:
+            raise CommClosed(f"{CALLS[call]}: {ended}", call=CALLS[call])
+        if self.generation != forks:
+            raise CommClosed(f"{CALLS[call]}: the communicator belongs to the parent of this forked process",
+                             call=CALLS[call])
+        return 0
+
+    cdef bint is_own_process(self) noexcept:
+        return self.generation == forks
+
+    cdef int rank_of(self, object value, str argument) except -1:
+        rank = whole(value, argument)
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{argument}: {rank} is not a rank of this communicator (0..{self.size - 1})")
+        return rank
+
+    cdef Request request(self, type kind, int call, object stream):
+        self.usable(call)
+        refuse_stream(stream)
+        return request_new(kind, self.executor, self.membership, call)
+
+    cdef int finish(self, Request request, object status) except -1:
+        if self.batch is not None and self.batch.thread == PyThread_get_thread_ident():
+            self.batch.calls.append((request, status))
+            return 0
+        return request.run(status)
+
+    cdef Choice choose(self, int call, int root, bint in_place):
+        """The programs for one collective and root; made when first needed and kept."""
+        cdef int variant = call
+        if in_place:
+            variant = ALLTOALL_IN_PLACE if call == ALLTOALL else ALLTOALLV_IN_PLACE
+        elif call == ALLTOALLW:
+            variant = ALLTOALLV
+        cdef int slot = variant * self.size + root
+        cdef Choice choice = self.choices[slot]
+        if choice is None:
+            choice = Choice(self.membership.plans(PLANS[call], root, in_place, call in UNEVEN), self.rank)
+            self.choices[slot] = choice
+        return choice
+
+    cdef Part* parts_for(self, Request request, int nin, int nout) except NULL:
+        request.parts = <Part*>calloc(nin + nout, sizeof(Part))
+        if request.parts == NULL:
+            raise MemoryError()
+        return request.parts
+
+    cdef int aim(self, Request request, int plan, int root, void* source, void* target, int64_t count, size_t itemsize,
+                 bint in_place) except -1:
+        cdef Program program = self.choose(plan, root, in_place).pick(count * itemsize)
+        request.work.collective = &request.collective
+        request.collective.call = request.work.call
+        request.collective.program = <void*>program
+        request.collective.source = <unsigned char*>source
+        request.collective.target = <unsigned char*>target
+        request.collective.count = request.collective.portion = count
+        request.collective.itemsize = itemsize
+        return 0
+
+    cdef int aim_parts(self, Request request, int plan, int root, int nin, int nout, size_t itemsize,
+                       bint in_place) except -1:
+        cdef Part* parts = request.parts
+        cdef int64_t longest = 0, total = 0, nbytes
+        cdef int i, counted = max(nin, nout)
+        for i in range(nin + nout):
+            longest = max(longest, parts[i].nbytes)
+        # Where the choice depends on the size, the side with more units is that which all ranks know alike.
+        for i in range(counted):
+            nbytes = parts[i if nin >= nout else nin + i].nbytes
+            total += nbytes
+        self.aim(request, plan, root, NULL, NULL, total // counted // <int64_t>itemsize, itemsize, in_place)
+        request.collective.in_parts = parts if nin else NULL
+        request.collective.out_parts = parts + nin if nout else NULL
+        request.collective.count = request.collective.portion = longest // <int64_t>itemsize
+        return 0
+
+    cdef int declare(self, Request request, int root, int64_t op, Span* given, int64_t count) except -1:
+        cdef Program program
+        if not self.check or request.check.mine != NULL:
+            return 0
+        check_open(&request.check, self.size)
+        program = self.choose(ALLGATHER, 0, False).pick(request.check.nwords * sizeof(int64_t))
+        request.check.program = <void*>program
+        request.check.mine[CHECK_CALL] = request.work.call
+        request.check.mine[CHECK_ROOT] = root
+        request.check.mine[CHECK_OP] = op
+        request.check.mine[CHECK_DTYPE] = -1 if given == NULL else given.dtype
+        request.check.mine[CHECK_COUNT] = count
+        request.check.mine[CHECK_FORTRAN] = given != NULL and given.fortran
+        request.collective.check = &request.check
+        return 0
+
+    cdef int expect(self, Request request, int peer, int64_t sends, int64_t expects) except -1:
+        if request.check.mine != NULL:
+            request.check.mine[CHECK_WORDS + peer] = sends
+            request.check.mine[CHECK_WORDS + self.size + peer] = expects
+        return 0
+
+    cdef list tell(self, int64_t value):
+        """Every rank's value, in rank order."""
+        cdef Request request = self.request(Request, ALLGATHER, None)
+        everyone = bytearray(self.size * sizeof(int64_t))
+        cdef int64_t* values = <int64_t*><char*>everyone
+        cdef int64_t mine = value
+        cdef int r
+        self.aim(request, ALLGATHER, 0, &mine, values, sizeof(int64_t), 1, False)
+        request.run(None)
+        return [values[r] for r in range(self.size)]

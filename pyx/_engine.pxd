@@ -1,0 +1,47 @@
+"""What moves a communicator's data."""
+
+from libc.stdint cimport int64_t, uint8_t
+
+from hetccl._mailbox cimport Mailbox, Message
+from hetccl._program cimport Link
+from hetccl._progress cimport Progress
+from hetccl._row cimport Collective, Row
+from hetccl._shm cimport Segment
+
+
+ctypedef struct Work:                    # what one call is about; lives inside a Request
+    int call                             # index into CALLS
+    Collective* collective               # NULL: messages
+    Message* messages
+    int nmessages
+    int64_t idle_ns                      # since when a wait for it has seen nothing move; 0 while something does
+    int64_t looked_ns                    # when faults and signals were last looked at
+
+
+cdef class Engine:
+    cdef readonly Segment segment
+    cdef readonly int rank
+    cdef readonly int nranks
+    cdef Link* links                     # [traffic][send 0 | receive 1][peer]
+    cdef Row row
+    cdef Mailbox mailbox
+    cdef Progress progress               # its mutex guards row, mailbox, links and `broken`
+    cdef bint broken                     # nothing is polled any more
+    cdef int owner_pid
+
+    cdef Link* link(self, int traffic, bint receive) noexcept nogil
+    cdef void submit(self, Work* work) noexcept nogil
+    # Poll once, and say whether the work is final.
+    cdef int poll(self, Work* work, bint* done) noexcept nogil
+    cdef int poll_locked(self) noexcept nogil
+    cdef int poll_in_thread(self) noexcept nogil
+    cdef bint has_work(self) noexcept nogil
+    cdef int reason_of(self, int peer) noexcept nogil
+    # Break the communicator for all ranks; break_off() under the mutex.
+    cdef void give_up(self, int reason, int culprit) noexcept nogil
+    cdef void break_off(self, int reason, int culprit) noexcept nogil
+    # Mark the peers that the work waits for: 1, or 2 where any one of those will do.
+    cdef void mark_blockers(self, Work* work, uint8_t* mask) noexcept nogil
+
+
+cdef bint is_final(Work* work) noexcept nogil

@@ -1,0 +1,167 @@
+"""Layer L3: what moves a communicator's data: the row of its collectives, its mailbox, and the thread for both.
+
+Everything here is polled under one mutex, by a call that waits (_executor) or by the progress thread. Nothing waits for a
+peer, and nothing takes the GIL under the mutex. A fault ends all: the peers hold half of what is under way.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+
+from hetccl._mailbox cimport MESSAGE_COMPLETE, mailbox_new
+from hetccl._progress cimport (
+    hetccl_mutex_lock, hetccl_mutex_unlock, progress_close, progress_open, progress_stop,
+)
+from hetccl._row cimport COLLECTIVE_DONE, row_blockers, row_close, row_open, row_poll, row_push
+from hetccl._shm cimport (
+    COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EPEER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD,
+    HETCCL_REASON_FREED, HETCCL_REASON_LEFT, POINT_TO_POINT, hetccl_bell_ring, hetccl_rank_block_t, hetccl_shm_transport,
+)
+
+cdef extern from "<unistd.h>":
+    int getpid() noexcept nogil
+
+
+# Its parts point at each other: cleared in the wrong order by the collector of cycles, the thread would lose its memory.
+@cython.no_gc_clear
+cdef class Engine:
+    """The data movers of one communicator over a segment's links.
+
+    segment : _shm.Segment, connected
+    """
+
+    def __cinit__(self, Segment segment not None, *settings):
+        cdef int traffic, receive, peer
+        cdef Link* link
+        self.segment = segment
+        self.rank = segment.rank
+        self.nranks = segment.nranks
+        self.owner_pid = getpid()
+        self.links = <Link*>calloc(4 * self.nranks, sizeof(Link))
+        if self.links == NULL:
+            raise MemoryError()
+        for traffic in range(2):
+            for receive in range(2):
+                for peer in range(self.nranks):
+                    link = self.link(traffic, receive) + peer
+                    link.ops = &hetccl_shm_transport
+                    link.state = segment.link(traffic, receive, peer)
+        row_open(&self.row, self.nranks, self.link(COLLECTIVE, False), self.link(COLLECTIVE, True))
+        self.mailbox = mailbox_new(self.nranks, self.link(POINT_TO_POINT, False), self.link(POINT_TO_POINT, True))
+        progress_open(&self.progress, poll_for_thread, <void*>self, &segment.blocks[self.rank])
+
+    def __del__(self):
+        # Before the collector of cycles takes requests apart that the thread still works on.
+        if self.progress.poll != NULL and getpid() == self.owner_pid:
+            progress_stop(&self.progress)
+
+    def __dealloc__(self):
+        if self.progress.poll != NULL and getpid() == self.owner_pid:
+            progress_stop(&self.progress)
+            progress_close(&self.progress)
+        row_close(&self.row)
+        free(self.links)
+
+    cdef Link* link(self, int traffic, bint receive) noexcept nogil:
+        return self.links + (2 * traffic + receive) * self.nranks
+
+    cdef void submit(self, Work* work) noexcept nogil:
+        """Take the work over. A collective's place in the order is fixed here, and published for late waits of peers."""
+        cdef hetccl_rank_block_t* mine = &self.segment.blocks[self.rank]
+        cdef int i
+        work.idle_ns = work.looked_ns = 0
+        hetccl_mutex_lock(&self.progress.mutex)
+        if work.collective != NULL:
+            row_push(&self.row, work.collective)
+            mine.call = work.call
+            mine.entered = self.row.number
+        for i in range(work.nmessages):
+            self.mailbox.post(&work.messages[i])
+        hetccl_mutex_unlock(&self.progress.mutex)
+
+    cdef int poll_locked(self) noexcept nogil:
+        """Move what can be moved; called under the mutex."""
+        cdef int status = HETCCL_AGAIN, of_messages
+        if self.broken:
+            return HETCCL_AGAIN
+        if self.row.head != NULL:
+            status = row_poll(&self.row)
+        if status < 0:
+            if status == HETCCL_EPEER:
+                self.break_off(self.reason_of(self.row.failed.failure.peer), self.row.failed.failure.peer)
+            else:
+                self.break_off(HETCCL_REASON_LEFT, self.rank)
+            return HETCCL_MOVED
+        if self.mailbox.npending > 0:
+            of_messages = self.mailbox.poll()
+            status = of_messages if status == HETCCL_AGAIN else status
+        return status
+
+    cdef int reason_of(self, int peer) noexcept nogil:
+        return HETCCL_REASON_FREED if self.segment.blocks[peer].state == HETCCL_RANK_FREED else HETCCL_REASON_DEAD
+
+    cdef void break_off(self, int reason, int culprit) noexcept nogil:
+        """Break the communicator for all ranks: the peers hold half of what is under way. Under the mutex."""
+        self.broken = True
+        self.row.head = NULL
+        self.segment.raise_fault(reason, culprit)
+
+    cdef int poll(self, Work* work, bint* done) noexcept nogil:
+        cdef int status
+        hetccl_mutex_lock(&self.progress.mutex)
+        status = self.poll_locked()
+        done[0] = is_final(work)
+        hetccl_mutex_unlock(&self.progress.mutex)
+        # What moved may have been what another thread sleeps for.
+        if status == HETCCL_MOVED and self.progress.drivers > 1:
+            hetccl_bell_ring(&self.segment.blocks[self.rank])
+        return status
+
+    cdef void give_up(self, int reason, int culprit) noexcept nogil:
+        hetccl_mutex_lock(&self.progress.mutex)
+        self.break_off(reason, culprit)
+        hetccl_mutex_unlock(&self.progress.mutex)
+
+    cdef void mark_blockers(self, Work* work, uint8_t* mask) noexcept nogil:
+        """Mark the peers that the work waits for: 1, or 2 where any one of those will do."""
+        cdef int i
+        hetccl_mutex_lock(&self.progress.mutex)
+        if work.collective != NULL:
+            row_blockers(&self.row, mask)
+        for i in range(work.nmessages):
+            if not is_over(work.messages[i].state):
+                self.mailbox.blockers(&work.messages[i], mask)
+        hetccl_mutex_unlock(&self.progress.mutex)
+
+
+    cdef int poll_in_thread(self) noexcept nogil:
+        cdef int status
+        if not self.has_work() or self.broken:
+            return HETCCL_DONE
+        status = self.poll_locked()
+        # A call that began to wait while this poll ran may sleep for what it has moved.
+        if status == HETCCL_MOVED:
+            hetccl_bell_ring(&self.segment.blocks[self.rank])
+        return status
+
+    cdef bint has_work(self) noexcept nogil:
+        return self.row.head != NULL or self.mailbox.npending > 0
+
+
+cdef int poll_for_thread(void* context) noexcept nogil:
+    """The progress thread's poll, under the mutex."""
+    return (<Engine>context).poll_in_thread()
+
+
+cdef inline bint is_over(int state) noexcept nogil:
+    return state >= MESSAGE_COMPLETE
+
+
+cdef bint is_final(Work* work) noexcept nogil:
+    cdef int i
+    if work.collective != NULL and work.collective.state < COLLECTIVE_DONE:
+        return False
+    for i in range(work.nmessages):
+        if not is_over(work.messages[i].state):
+            return False
+    return True

@@ -1,0 +1,498 @@
+"""Layer L3: the mailbox of a communicator: sends in the order of each destination, receives matched as MPI 4.1, section
+3.5, says.
+
+A message stays in its link until a receive takes it, unless a receive or a probe asks for a later one of the same link:
+then it is set aside. What a sender does not keep itself takes memory here, up to a limit; beyond it the link waits.
+No GIL, no lock of its own (the executor's mutex is held), and nothing here waits: the executor polls.
+"""
+
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport calloc, free, malloc
+
+from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_MOVED, HETCCL_MSG_NEW, HETCCL_MSG_POSTED
+
+cdef enum:
+    NOT_BUSY = -1
+    # Memory for messages set aside, of one communicator.
+    LIMIT_NBYTES = 67108864
+    # Messages taken from one link before the others are looked at.
+    HEADS_PER_POLL = 32
+
+
+cdef Mailbox mailbox_new(int nranks, Link* send_links, Link* recv_links):
+    cdef Mailbox mailbox = Mailbox.__new__(Mailbox)
+    cdef int rank
+    mailbox.peers = <Peer*>calloc(max(nranks, 1), sizeof(Peer))
+    mailbox.busy = <int*>calloc(max(nranks, 1), sizeof(int))
+    if mailbox.peers == NULL or mailbox.busy == NULL:
+        raise MemoryError()
+    mailbox.nranks = nranks
+    mailbox.send_links, mailbox.recv_links = send_links, recv_links
+    for rank in range(nranks):
+        mailbox.peers[rank].place = NOT_BUSY
+    mailbox.limit_nbytes = LIMIT_NBYTES
+    return mailbox
+
+
+cdef class Mailbox:
+    """Made by mailbox_new()."""
+
+    def __dealloc__(self):
+        cdef int rank
+        if self.peers != NULL:
+            for rank in range(self.nranks):
+                free_held(&self.peers[rank].held)
+        free_held(&self.bound)
+        free(self.peers)
+        free(self.busy)
+
+    cdef void post(self, Message* message) noexcept nogil:
+        cdef Held* held = message.held
+        cdef Probed probed
+        message.state, message.status = MESSAGE_POSTED, 0
+        message.msg.done, message.msg.cell_done = 0, 0
+        message.msg.state, message.msg.slot, message.msg.error = HETCCL_MSG_NEW, 0, 0
+        self.npending += 1
+        if message.sending:
+            message.msg.tag = <uint32_t>message.tag
+            if self.peers[message.peer].status < 0:
+                self.refuse(message, message.peer)
+                return
+            append(&self.peers[message.peer].sends, message)
+            self.work(message.peer)
+            return
+        if held == NULL:
+            held = self.find_held(message.peer, message.tag, &probed)
+            if held == NULL:
+                self.post_unmatched(message)
+                return
+            message.peer = probed.source
+        message.tag = held.aside.tag
+        if held.aside.nbytes > message.capacity:
+            message.refused_nbytes = held.aside.nbytes
+            self.finish(message, MESSAGE_TOO_LONG, 0)
+            return
+        if message.held == NULL:
+            self.bind(message, message.peer, held)
+        message.msg.nbytes, message.msg.tag = held.aside.nbytes, held.aside.tag
+        message.state = MESSAGE_MOVING
+        append(&self.peers[message.peer].unloading, message)
+        self.work(message.peer)
+
+    cdef void post_unmatched(self, Message* message) noexcept nogil:
+        message.order = self.order
+        self.order += 1
+        if message.peer == ANY and self.status < 0:
+            self.finish(message, MESSAGE_FAILED, self.status)
+        elif message.peer == ANY:
+            append(&self.anywhere, message)
+        elif self.peers[message.peer].status < 0:
+            self.refuse(message, message.peer)
+        else:
+            append(&self.peers[message.peer].receives, message)
+            self.work(message.peer)
+
+    cdef int poll(self) noexcept nogil:
+        cdef bint moved = False
+        cdef int i, first
+        self.nlimited = 0
+        if self.anywhere.first != NULL:
+            first = self.turn
+            for i in range(self.nranks):
+                moved |= self.poll_peer((first + i) % self.nranks)
+        else:
+            i = self.nbusy
+            while i > 0:
+                i -= 1
+                moved |= self.poll_peer(self.busy[i])
+        return HETCCL_MOVED if moved else HETCCL_AGAIN
+
+    cdef bint poll_peer(self, int rank) noexcept nogil:
+        cdef Peer* peer = &self.peers[rank]
+        cdef bint moved = False
+        if peer.sent.first != NULL or peer.sends.first != NULL:
+            moved = self.poll_sends(rank)
+        moved |= self.poll_receives(rank)
+        self.rest(rank)
+        return moved
+
+    cdef bint poll_sends(self, int rank) noexcept nogil:
+        cdef Peer* peer = &self.peers[rank]
+        cdef Link* link = &self.send_links[rank]
+        cdef Message* message = peer.sent.first
+        cdef Message* previous = NULL
+        cdef Message* next
+        cdef bint moved = False
+        cdef int status
+        while message != NULL:
+            next = message.next
+            status = link.ops.send(link.state, &message.msg)
+            if status < 0:
+                self.fail(rank, status, message.msg.error)
+                return True
+            if status == HETCCL_DONE:
+                remove(&peer.sent, previous, message)
+                self.finish(message, MESSAGE_COMPLETE, 0)
+                moved = True
+            else:
+                previous = message
+            message = next
+        while peer.sends.first != NULL:
+            message = peer.sends.first
+            message.state = MESSAGE_MOVING
+            status = link.ops.send(link.state, &message.msg)
+            if status < 0:
+                self.fail(rank, status, message.msg.error)
+                return True
+            moved |= status != HETCCL_AGAIN
+            if status == HETCCL_DONE:
+                remove(&peer.sends, NULL, message)
+                self.finish(message, MESSAGE_COMPLETE, 0)
+            elif message.msg.state == HETCCL_MSG_POSTED:
+                remove(&peer.sends, NULL, message)
+                append(&peer.sent, message)
+                moved = True
+            else:
+                break
+        return moved
+
+    cdef bint poll_receives(self, int rank) noexcept nogil:
+        cdef Peer* peer = &self.peers[rank]
+        cdef bint moved = peer.unloading.first != NULL and self.unload(rank)
+        cdef int _
+        for _ in range(HEADS_PER_POLL):
+            if peer.current != NULL or peer.filling != NULL:
+                moved |= self.advance_head(rank)
+                if peer.current != NULL or peer.filling != NULL:
+                    break
+            elif peer.status < 0 or (peer.receives.first == NULL and self.anywhere.first == NULL):
+                break
+            elif not self.begin_head(rank):
+                break
+            else:
+                moved = True
+        return moved
+
+    cdef bint unload(self, int rank) noexcept nogil:
+        """Move a piece of the first message set aside that is whole and has a receive."""
+        cdef Peer* peer = &self.peers[rank]
+        cdef Link* link = &self.recv_links[rank]
+        cdef Message* message = peer.unloading.first
+        cdef Message* previous = NULL
+        cdef int status
+        while message != NULL and not message.held.whole and message.held.status == 0:
+            previous = message
+            message = message.next
+        if message == NULL:
+            return False
+        status = message.held.status
+        if status == 0:
+            status = link.ops.recv_aside(link.state, &message.held.aside, &message.msg)
+        if status == HETCCL_MOVED:
+            return True
+        remove(&peer.unloading, previous, message)
+        self.drop(message.held)
+        message.held = NULL
+        if status == HETCCL_DONE:
+            self.finish(message, MESSAGE_COMPLETE, 0)
+        else:
+            self.finish(message, MESSAGE_FAILED, status)
+            self.fail(rank, status, message.msg.error)
+        return True
+
+    cdef bint begin_head(self, int rank) noexcept nogil:
+        """Give the message at the head of a link to a receive, or set it aside; False if neither goes now."""
+        cdef Peer* peer = &self.peers[rank]
+        cdef Link* link = &self.recv_links[rank]
+        cdef hetccl_header_t header
+        cdef Message* message
+        if link.ops.peek(link.state, &header) != HETCCL_DONE:
+            return False
+        message = self.match_posted(rank, &header)
+        if message == NULL:
+            return self.hold(rank, &header, False)
+        message.peer, message.tag = rank, header.tag
+        if header.nbytes > message.capacity:
+            message.refused_nbytes = header.nbytes
+            self.finish(message, MESSAGE_TOO_LONG, 0)
+            return True
+        message.msg.nbytes, message.msg.tag = header.nbytes, header.tag
+        message.state = MESSAGE_MOVING
+        peer.current = message
+        return True
+
+    cdef bint advance_head(self, int rank) noexcept nogil:
+        cdef Peer* peer = &self.peers[rank]
+        cdef Link* link = &self.recv_links[rank]
+        cdef Message* message = peer.current
+        cdef int status, error = 0
+        if message != NULL:
+            status = link.ops.recv(link.state, &message.msg)
+            error = message.msg.error
+            if status == HETCCL_DONE:
+                peer.current = NULL
+                self.finish(message, MESSAGE_COMPLETE, 0)
+        else:
+            status = link.ops.set_aside(link.state, &peer.filling.aside)
+            if status == HETCCL_DONE:
+                peer.filling.whole = True
+                peer.filling = NULL
+        if status < 0:
+            self.fail(rank, status, error)
+        return status != HETCCL_AGAIN
+
+    cdef Message* match_posted(self, int rank, hetccl_header_t* header) noexcept nogil:
+        """Take the receive that was posted first of those that this message fits; NULL if there is none."""
+        cdef Row* row = &self.peers[rank].receives
+        cdef Message* before = NULL
+        cdef Message* before_wild = NULL
+        cdef Message* message = first_of(row, header.tag, &before)
+        cdef Message* wild = first_of(&self.anywhere, header.tag, &before_wild)
+        if wild != NULL and (message == NULL or wild.order < message.order):
+            remove(&self.anywhere, before_wild, wild)
+            self.turn = (rank + 1) % self.nranks
+            self.work(rank)
+            return wild
+        if message != NULL:
+            remove(row, before, message)
+        return message
+
+    cdef bint hold(self, int rank, hetccl_header_t* header, bint always) noexcept nogil:
+        """Begin to set the message at the head of a link aside; False if it must stay, for want of memory."""
+        cdef Peer* peer = &self.peers[rank]
+        cdef size_t cost = sizeof(Held) + header.hold_nbytes
+        cdef Held* held = NULL
+        if always or cost <= self.limit_nbytes - min(self.held_nbytes, self.limit_nbytes):
+            held = <Held*>calloc(1, sizeof(Held))
+        if held != NULL and header.hold_nbytes > 0:
+            held.aside.buffer = <uint8_t*>malloc(header.hold_nbytes)
+            if held.aside.buffer == NULL:
+                free(held)
+                held = NULL
+        if held == NULL:
+            self.nlimited += 1
+            return False
+        held.aside.nbytes, held.aside.tag = header.nbytes, header.tag
+        held.cost_nbytes = cost
+        self.held_nbytes += cost
+        hook(&peer.held, held)
+        peer.filling = held
+        self.work(rank)
+        self.advance_head(rank)
+        return True
+
+    cdef bint probe(self, int source, int64_t tag, Probed* probed) noexcept nogil:
+        cdef Held* held
+        return self.find(source, tag, probed, &held)
+
+    cdef bint take(self, int source, int64_t tag, Message* message) noexcept nogil:
+        cdef Link* link
+        cdef hetccl_header_t header
+        cdef Probed probed
+        cdef Held* held
+        if not self.find(source, tag, &probed, &held):
+            return False
+        if held == NULL:
+            link = &self.recv_links[probed.source]
+            if link.ops.peek(link.state, &header) != HETCCL_DONE or not self.hold(probed.source, &header, True):
+                return False
+            held = self.peers[probed.source].held.last
+        self.bind(message, probed.source, held)
+        message.tag, message.msg.nbytes = probed.tag, probed.nbytes
+        message.state = MESSAGE_IDLE
+        return True
+
+    cdef bint find(self, int source, int64_t tag, Probed* probed, Held** held_p) noexcept nogil:
+        """The first message that fits: *held_p, or if that is NULL the one at the head of probed.source's link."""
+        cdef int i, first = self.turn
+        if source != ANY:
+            return self.find_at(source, tag, probed, held_p)
+        for i in range(self.nranks):
+            if self.find_at((first + i) % self.nranks, tag, probed, held_p):
+                self.turn = (probed.source + 1) % self.nranks
+                return True
+        return False
+
+    cdef bint find_at(self, int rank, int64_t tag, Probed* probed, Held** held_p) noexcept nogil:
+        cdef Peer* peer = &self.peers[rank]
+        cdef Link* link = &self.recv_links[rank]
+        cdef hetccl_header_t header
+        # What comes first belongs to the receives that are posted.
+        self.poll_receives(rank)
+        held_p[0] = self.find_held(rank, tag, probed)
+        if held_p[0] != NULL:
+            return True
+        while peer.status == 0 and peer.current == NULL and peer.filling == NULL:
+            if link.ops.peek(link.state, &header) != HETCCL_DONE:
+                break
+            if tag == ANY or tag == header.tag:
+                probed.source, probed.tag, probed.nbytes = rank, header.tag, header.nbytes
+                return True
+            if not self.hold(rank, &header, False):
+                break
+        return False
+
+    cdef Held* find_held(self, int source, int64_t tag, Probed* probed) noexcept nogil:
+        """The first message set aside that fits and that nobody has asked for yet; NULL if there is none."""
+        cdef int i, rank, nranks = self.nranks if source == ANY else 1
+        cdef Held* held
+        for i in range(nranks):
+            rank = (self.turn + i) % self.nranks if source == ANY else source
+            held = self.peers[rank].held.first
+            while held != NULL:
+                if tag == ANY or tag == held.aside.tag:
+                    probed.source, probed.tag, probed.nbytes = rank, held.aside.tag, held.aside.nbytes
+                    return held
+                held = held.next
+        return NULL
+
+    cdef void bind(self, Message* message, int rank, Held* held) noexcept nogil:
+        unhook(&self.peers[rank].held, held)
+        hook(&self.bound, held)
+        message.peer, message.held = rank, held
+
+    cdef void drop(self, Held* held) noexcept nogil:
+        """Free a bound message."""
+        unhook(&self.bound, held)
+        self.held_nbytes -= held.cost_nbytes
+        free(held.aside.buffer)
+        free(held)
+
+    cdef void blockers(self, Message* message, uint8_t* mask) noexcept nogil:
+        cdef int rank
+        if message.state != MESSAGE_POSTED and message.state != MESSAGE_MOVING:
+            return
+        if message.peer != ANY:
+            mask[message.peer] = 1
+            return
+        for rank in range(self.nranks):
+            if self.peers[rank].status == 0 and mask[rank] == 0:
+                mask[rank] = 2
+
+    cdef void end(self, int peer, int status) noexcept nogil:
+        cdef int rank
+        if peer != ANY:
+            self.fail(peer, status, 0)
+            return
+        self.status = status
+        for rank in range(self.nranks):
+            self.fail(rank, status, 0)
+        while self.anywhere.first != NULL:
+            self.finish(pop(&self.anywhere), MESSAGE_FAILED, status)
+
+    cdef void fail(self, int rank, int status, int error) noexcept nogil:
+        """End the traffic with one peer: the first fault stands."""
+        cdef Peer* peer = &self.peers[rank]
+        cdef Message* message
+        if peer.status == 0:
+            peer.status, peer.error = status, error
+        while peer.sends.first != NULL:
+            self.refuse(pop(&peer.sends), rank)
+        while peer.sent.first != NULL:
+            self.refuse(pop(&peer.sent), rank)
+        while peer.receives.first != NULL:
+            self.refuse(pop(&peer.receives), rank)
+        while peer.unloading.first != NULL:
+            message = pop(&peer.unloading)
+            self.drop(message.held)
+            message.held = NULL
+            self.refuse(message, rank)
+        if peer.current != NULL:
+            self.refuse(peer.current, rank)
+        peer.current = NULL
+        if peer.filling != NULL:
+            peer.filling.status = status
+        peer.filling = NULL
+
+    cdef void refuse(self, Message* message, int rank) noexcept nogil:
+        message.msg.error = self.peers[rank].error
+        self.finish(message, MESSAGE_FAILED, self.peers[rank].status)
+
+    cdef void finish(self, Message* message, int state, int status) noexcept nogil:
+        message.state, message.status = state, status
+        self.npending -= 1
+
+    cdef void work(self, int rank) noexcept nogil:
+        """Put a peer among those that poll() looks at."""
+        if self.peers[rank].place == NOT_BUSY:
+            self.peers[rank].place = self.nbusy
+            self.busy[self.nbusy] = rank
+            self.nbusy += 1
+
+    cdef void rest(self, int rank) noexcept nogil:
+        """Take a peer that has nothing to do out of them; the last one gets its place."""
+        cdef Peer* peer = &self.peers[rank]
+        cdef int last
+        if (peer.place == NOT_BUSY or peer.current != NULL or peer.filling != NULL or peer.receives.first != NULL
+                or peer.unloading.first != NULL or peer.sends.first != NULL or peer.sent.first != NULL):
+            return
+        self.nbusy -= 1
+        last = self.busy[self.nbusy]
+        self.busy[peer.place] = last
+        self.peers[last].place = peer.place
+        peer.place = NOT_BUSY
+
+
+cdef inline void append(Row* row, Message* message) noexcept nogil:
+    message.next = NULL
+    if row.first == NULL:
+        row.first = message
+    else:
+        row.last.next = message
+    row.last = message
+
+
+cdef inline void remove(Row* row, Message* previous, Message* message) noexcept nogil:
+    """previous: the one before it, or NULL."""
+    if previous == NULL:
+        row.first = message.next
+    else:
+        previous.next = message.next
+    if row.last == message:
+        row.last = previous
+
+
+cdef inline Message* pop(Row* row) noexcept nogil:
+    cdef Message* message = row.first
+    remove(row, NULL, message)
+    return message
+
+
+cdef inline Message* first_of(Row* row, int64_t tag, Message** previous_p) noexcept nogil:
+    """The first receive that takes this tag, and the one before it."""
+    cdef Message* message = row.first
+    while message != NULL and message.tag != ANY and message.tag != tag:
+        previous_p[0] = message
+        message = message.next
+    return message
+
+
+cdef inline void hook(HeldRow* row, Held* held) noexcept nogil:
+    held.next, held.previous = NULL, row.last
+    if row.last == NULL:
+        row.first = held
+    else:
+        row.last.next = held
+    row.last = held
+
+
+cdef inline void unhook(HeldRow* row, Held* held) noexcept nogil:
+    if held.previous == NULL:
+        row.first = held.next
+    else:
+        held.previous.next = held.next
+    if held.next == NULL:
+        row.last = held.previous
+    else:
+        held.next.previous = held.previous
+
+
+cdef inline void free_held(HeldRow* row) noexcept nogil:
+    cdef Held* held = row.first
+    cdef Held* next
+    while held != NULL:
+        next = held.next
+        free(held.aside.buffer)
+        free(held)
+        held = next
+    row.first = row.last = NULL

@@ -1,0 +1,241 @@
+"""Whether parts of memory share a byte, and whether a datatype writes one twice.
+
+Layer L2, called by _buffer and _spec with the GIL held. Columns of one array interleave and are apart all the same, so
+that ranges do not tell. Parts are compared modulo the strides of their outer loops, from the outermost inwards: residues
+that are apart prove that the parts are. What that leaves open is compared run by run, if there are not too many.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uintptr_t
+from libc.stdlib cimport free, malloc, qsort
+
+from hetccl._layout cimport (
+    Layout, Part, hetccl_layout_runs, hetccl_piece_range, hetccl_piece_t, iovec, layout_apart,
+)
+
+cdef enum:
+    OVERLAP_RUNS_MAX = 16384  # a few milliseconds of sorting
+
+ctypedef struct Reach:
+    int64_t low, high            # addresses [low, high) that one pass of the loops entered so far may touch ...
+    int64_t modulus              # ... and that plus multiples of this, by all passes; 0: no loop has been entered
+    int64_t begin, end           # what is compared: low and high, or residues
+    int64_t at                   # address that the piece's offset counts from
+    int64_t count                # iterations of the piece
+    const hetccl_piece_t* piece  # the next loop; NULL: there is none
+
+ctypedef struct Run:
+    uintptr_t low, high
+    int part
+
+
+cdef int64_t parts_shared(const Part* parts, int n, int* first_p, int* second_p) except -1:
+    cdef Reach[2] pair
+    cdef Reach* reaches = pair
+    cdef int64_t shared
+    cdef bint apart
+    if n > 2:
+        reaches = <Reach*> malloc(n * sizeof(Reach))
+        if reaches == NULL:
+            raise MemoryError()
+    apart = reaches_apart(reaches, reaches_fill(reaches, parts, n))
+    if n > 2:
+        free(reaches)
+    if apart:
+        return 0
+    shared = runs_shared(parts, n, False, first_p, second_p)
+    if shared < 0:
+        raise MemoryError()
+    return shared
+
+
+cdef int part_check_writes(Layout layout, void* ptr, int64_t count, object arg) except -1:
+    cdef Part part = Part(<uint8_t*> ptr, count * layout.tree.size, &layout.tree)
+    cdef int first, second
+    cdef int64_t shared
+    if layout_apart(layout, count):
+        return 0
+    shared = runs_shared(&part, 1, True, &first, &second)
+    if shared < 0:
+        raise MemoryError()
+    if shared:
+        raise ValueError(f"{arg}: {count} elements of the datatype lie over each other, and nothing can be received so")
+    layout.apart = count
+    return 0
+
+
+cdef int reaches_fill(Reach* reaches, const Part* parts, int n) noexcept nogil:
+    """One of each part that is not empty; returns how many."""
+    cdef int i, used = 0
+    cdef Reach* reach
+    for i in range(n):
+        if parts[i].nbytes == 0:
+            continue
+        reach = &reaches[used]
+        used += 1
+        reach.at = <int64_t> parts[i].ptr
+        reach.modulus = 0
+        if parts[i].layout == NULL:
+            reach.piece = NULL
+            reach.low = reach.at
+            reach.high = reach.at + parts[i].nbytes
+        else:
+            reach.piece = &parts[i].layout.root
+            reach.count = parts[i].nbytes // reach.piece.run
+            hetccl_piece_range(reach.piece, reach.count, &reach.low, &reach.high)
+            reach.low += reach.at
+            reach.high += reach.at
+    return used
+
+
+cdef int64_t gcd(int64_t a, int64_t b) noexcept nogil:
+    while b:
+        a, b = b, a % b
+    return a if a >= 0 else -a
+
+
+cdef bint reaches_apart(Reach* reaches, int n) noexcept nogil:
+    """Whether the parts surely share nothing. Reorders them."""
+    cdef int i, begin = 0
+    cdef int64_t modulus = 0, end
+    if n < 2:
+        return True
+    for i in range(n):
+        modulus = gcd(modulus, reaches[i].modulus)
+    if not reaches_place(reaches, n, modulus):
+        return reaches_descend(reaches, n)
+    end = reaches[0].end
+    for i in range(1, n + 1):  # groups whose ranges hang together
+        if i == n or reaches[i].begin >= end:
+            if i - begin > 1 and not reaches_descend(reaches + begin, i - begin):
+                return False
+            begin = i
+        if i < n:
+            end = max(end, reaches[i].end)
+    return True
+
+
+cdef bint reaches_descend(Reach* reaches, int n) noexcept nogil:
+    """Go one loop further in, with those that have one."""
+    cdef int i
+    cdef bint moved = False
+    cdef Reach* reach
+    for i in range(n):
+        reach = &reaches[i]
+        if reach.piece != NULL:
+            moved = True
+            reach_enter(reach)
+    return moved and reaches_apart(reaches, n)
+
+
+cdef void reach_enter(Reach* reach) noexcept nogil:
+    cdef const hetccl_piece_t* piece = reach.piece
+    if reach.count > 1:
+        reach.modulus = gcd(reach.modulus, piece.stride)
+    reach.at += piece.offset
+    reach.low = reach.at + piece.lowest
+    reach.high = reach.at + piece.highest
+    reach.piece = NULL
+    if piece.nparts == 1:
+        reach.piece = piece.parts
+        reach.count = reach.piece.count
+
+
+cdef bint reaches_place(Reach* reaches, int n, int64_t modulus) noexcept nogil:
+    """Sort by residues, counted from where none of them lies across; False if there is no such place."""
+    cdef int i
+    cdef int64_t end = 0, past = 0
+    for i in range(n):
+        reaches[i].begin = (reaches[i].low % modulus + modulus) % modulus if modulus else reaches[i].low
+        reaches[i].end = reaches[i].begin + reaches[i].high - reaches[i].low
+    qsort(reaches, n, sizeof(Reach), &reach_order)
+    if modulus == 0:
+        return True
+    for i in range(n):
+        past = max(past, reaches[i].end - modulus)
+    for i in range(n):
+        if reaches[i].begin >= max(end, past):
+            break
+        end = max(end, reaches[i].end)
+    else:
+        return False
+    cdef int64_t origin = reaches[i].begin
+    for i in range(n):
+        if reaches[i].begin < origin:
+            reaches[i].begin += modulus
+            reaches[i].end += modulus
+    qsort(reaches, n, sizeof(Reach), &reach_order)
+    return True
+
+
+cdef int reach_order(const void* a, const void* b) noexcept nogil:
+    cdef int64_t begin_a = (<const Reach*> a).begin, begin_b = (<const Reach*> b).begin
+    return (begin_a > begin_b) - (begin_a < begin_b)
+
+
+cdef int run_order(const void* a, const void* b) noexcept nogil:
+    cdef uintptr_t low_a = (<const Run*> a).low, low_b = (<const Run*> b).low
+    return (low_a > low_b) - (low_a < low_b)
+
+
+cdef int64_t runs_shared(const Part* parts, int n, bint alone, int* first_p, int* second_p) noexcept nogil:
+    """Compare all runs of all parts. alone: of one part with itself. Returns bytes; 0 for too many runs, -1 for no memory.
+    """
+    cdef int64_t most = max(n, OVERLAP_RUNS_MAX), used = 0, shared = 0
+    cdef iovec* found = <iovec*> malloc(most * sizeof(iovec))
+    cdef Run* runs = <Run*> malloc(most * sizeof(Run))
+    if found == NULL or runs == NULL:
+        free(found)
+        free(runs)
+        return -1
+    used = runs_list(parts, n, found, runs, most)
+    if used > 0:
+        qsort(runs, used, sizeof(Run), &run_order)
+        shared = runs_sweep(runs, used, alone, first_p, second_p)
+    free(found)
+    free(runs)
+    return shared
+
+
+cdef int64_t runs_list(const Part* parts, int n, iovec* found, Run* runs, int64_t most) noexcept nogil:
+    """How many runs the parts have; 0 if more than `most`."""
+    cdef int i, k, got
+    cdef int64_t used = 0
+    cdef int64_t listed
+    for i in range(n):
+        if parts[i].nbytes == 0:
+            continue
+        got = 1
+        found[0].iov_base = parts[i].ptr
+        found[0].iov_len = parts[i].nbytes
+        if parts[i].layout != NULL:
+            got = hetccl_layout_runs(parts[i].layout, parts[i].ptr, 0, parts[i].nbytes, found, <int> (most - used))
+        listed = 0
+        for k in range(got):
+            listed += found[k].iov_len
+        if listed < parts[i].nbytes or used + got > most:
+            return 0
+        for k in range(got):
+            runs[used] = Run(<uintptr_t> found[k].iov_base, <uintptr_t> found[k].iov_base + found[k].iov_len, i)
+            used += 1
+    return used
+
+
+cdef int64_t runs_sweep(const Run* runs, int64_t n, bint alone, int* first_p, int* second_p) noexcept nogil:
+    """Bytes that a run shares with an earlier one of another part, or of any part if alone."""
+    cdef int64_t i
+    cdef const Run* furthest = &runs[0]  # of all so far, the one that ends last
+    cdef const Run* other = NULL         # of the parts that are not furthest's
+    cdef const Run* hit
+    for i in range(1, n):
+        hit = furthest if alone or furthest.part != runs[i].part else other
+        if hit != NULL and runs[i].low < hit.high:
+            first_p[0] = min(hit.part, runs[i].part)
+            second_p[0] = max(hit.part, runs[i].part)
+            return min(runs[i].high, hit.high) - runs[i].low
+        if runs[i].high > furthest.high:
+            if runs[i].part != furthest.part:
+                other = furthest
+            furthest = &runs[i]
+        elif runs[i].part != furthest.part and (other == NULL or runs[i].high > other.high):
+            other = &runs[i]
+    return 0

@@ -1,0 +1,46 @@
+"""The thread that moves a communicator's data while no call of the user's does."""
+
+from libc.stdint cimport int64_t
+
+from hetccl._shm cimport hetccl_rank_block_t
+
+
+cdef extern from "hetccl/mutex.h" nogil:
+    ctypedef struct hetccl_mutex_t:
+        pass
+    int hetccl_mutex_open(hetccl_mutex_t* m)
+    void hetccl_mutex_close(hetccl_mutex_t* m)
+    void hetccl_mutex_lock(hetccl_mutex_t* m)
+    void hetccl_mutex_unlock(hetccl_mutex_t* m)
+    ctypedef struct pthread_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+
+
+# Moves what can be moved, under the mutex: HETCCL_MOVED, HETCCL_AGAIN, or HETCCL_DONE when there is nothing to move.
+ctypedef int (*progress_poll_fn)(void* context) noexcept nogil
+
+
+ctypedef struct Progress:
+    hetccl_mutex_t mutex                 # of all that poll() touches
+    pthread_cond_t wake
+    pthread_t thread
+    bint running
+    bint asleep                          # on `wake`
+    bint stopping
+    int drivers                          # calls of the user's that poll themselves; the thread leaves it to them
+    hetccl_rank_block_t* bell            # this rank's; the peers ring it
+    progress_poll_fn poll
+    void* context                        # of poll
+
+
+cdef int progress_open(Progress* progress, progress_poll_fn poll, void* context, hetccl_rank_block_t* bell) except -1
+# There is work that the caller will not wait for: start or wake the thread. With the GIL, without the mutex.
+cdef int progress_needed(Progress* progress) except -1
+# Between the two, the caller polls.
+cdef void progress_enter(Progress* progress) noexcept nogil
+cdef void progress_leave(Progress* progress, bint more) noexcept nogil
+# End the thread; idempotent. It takes a poll's time at most, and never waits for Python.
+cdef void progress_stop(Progress* progress) noexcept nogil
+cdef void progress_close(Progress* progress) noexcept nogil

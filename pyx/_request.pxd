@@ -1,0 +1,71 @@
+"""A call as an object: what it was given, its state in the engine, and its outcome."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t
+
+from hetccl._agree cimport Check
+from hetccl._buffer cimport Span
+from hetccl._engine cimport Work
+from hetccl._executor cimport Executor
+from hetccl._layout cimport Part, hetccl_layout_t
+from hetccl._mailbox cimport Message
+from hetccl._row cimport Collective
+
+
+ctypedef struct Letter:                  # what a Message is made of, at each start
+    bint sending
+    int peer                             # or ANY
+    int64_t tag                          # or ANY
+    uint8_t* ptr
+    const hetccl_layout_t* layout
+    size_t nbytes                        # to send, or room
+    int flags                            # enum hetccl_msg_flags
+
+
+cdef class Task:                         # what a request does itself, on the user's thread
+    cdef int before(self) except -1      # at each start
+    cdef int after(self) except -1       # once the engine is done
+
+
+cdef class Request:
+    cdef Executor executor               # None: the null request
+    cdef object membership
+    cdef Work work
+    cdef Collective collective
+    cdef Message messages[2]
+    cdef Letter letters[2]
+    cdef int receives                    # which of the messages is received; -1: none
+    cdef bint from_nobody                # a receive from PROC_NULL
+    cdef Span send
+    cdef Span recv
+    cdef Part* parts                     # of IN, then of OUT; owned
+    cdef list kept                       # layouts and temporary memory that the engine uses
+    cdef Check check                     # check.mine is NULL where calls are not compared
+    cdef list tasks                      # Task; or None
+    cdef uint8_t[2] tokens               # what a barrier sends and receives
+    cdef bint active                     # started, and its outcome not yet taken
+    cdef bint persistent
+    cdef bint bound                      # messages[0] is bound to a message already (a matched receive)
+
+    cdef int post(self, bint sending, int peer, int64_t tag, Span* span, int flags) except -1
+    cdef int add(self, Task task) except -1
+    cdef bint begin(self) except -1
+    cdef Request go(self)
+    cdef int run(self, object status) except -1
+    cdef bint poll(self) except -1
+    cdef int await_end(self, object status) except -1
+    cdef int settle(self, object status) except -1
+    cdef int fill(self, object status) except -1
+    cdef int raise_refusal(self) except -1
+    cdef int fill_empty(self, object status) except -1
+    cdef int refuse_closed(self) except -1
+    cdef bint tried(self) except -1
+    cdef int drop(self) except -1
+    cdef void release(self) noexcept
+
+
+cdef class Prequest(Request):
+    pass
+
+
+cdef Request request_new(type kind, Executor executor, object membership, int call)
