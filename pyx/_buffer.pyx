@@ -65,7 +65,7 @@ cdef int span_of_data(object obj, Span* span, object arg, bint writable, const E
     if writable and memory.readonly:
         raise BufferError(f"{arg}: {type_name(obj)} is read-only, but it is to receive")
     code = memory.code
-    if code == CODE_OPAQUE or (given != NULL and code == CODE_SWAPPED and dtype_itemsize(given.dtype) != 1):
+    if code == CODE_OPAQUE or (code == CODE_SWAPPED and (given == NULL or dtype_itemsize(given.dtype) != 1)):
         raise_dtype(obj, span, arg, code)
     if given != NULL:
         code = given.dtype

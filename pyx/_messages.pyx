@@ -1,6 +1,8 @@
 """Layer L4: the point-to-point calls of a communicator, matched as MPI matches them (_mailbox)."""
 
-from hetccl._arguments cimport host_span, span_bytes, tag_of, whole
+from cpython.number cimport PyIndex_Check
+
+from hetccl._arguments cimport host_span, span_bytes, tag_of
 from hetccl._buffer cimport span_check_overlap
 from hetccl._calls cimport PROBE, RECV, SEND, SENDRECV
 from hetccl._compose cimport Deliver, Move, temporary
@@ -263,7 +265,7 @@ cdef class Messages(Movements):
         return 0
 
     cdef bint is_nobody(self, object peer) except -1:
-        return peer is not None and whole(peer, "rank") == self.membership.proc_null
+        return PyIndex_Check(peer) and peer == self.membership.proc_null
 
     cdef int source_of(self, object source) except -100:
         if source is None or source == self.membership.any_source:

@@ -13,7 +13,7 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.number cimport PyIndex_Check
 from libc.math cimport isfinite, isinf
 from libc.stdint cimport int64_t, uint8_t, uint16_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from hetccl._abi cimport (
     HETCCL_AVG, HETCCL_BAND, HETCCL_BFLOAT16, HETCCL_BOR, HETCCL_BXOR, HETCCL_COMPLEX64, HETCCL_COMPLEX128,
@@ -22,7 +22,7 @@ from hetccl._abi cimport (
     HETCCL_SUM, HETCCL_USER,
 )
 from hetccl._buffer cimport dtype_itemsize, dtype_name
-from hetccl._dtype cimport type_name
+from hetccl._dtype cimport code_of_name, type_name
 from hetccl._kernels cimport reduce_for, scale_for
 
 cdef extern from "hetccl/reduce_ops.h" nogil:
@@ -34,9 +34,9 @@ cdef extern from "hetccl/reduce_ops.h" nogil:
     float hetccl_e5m2_to_f32(uint8_t x)
     float hetccl_f64_to_f32_odd(double x)
 
-# struct's letters of the dtypes that it can round to.
-cdef dict FORMATS = {HETCCL_FLOAT16: "e", HETCCL_FLOAT32: "f", HETCCL_FLOAT64: "d", HETCCL_COMPLEX64: "ff",
-                     HETCCL_COMPLEX128: "dd"}
+# struct's letters of the dtypes that it can round to. Without the "=" it makes infinity of what is too large.
+cdef dict FORMATS = {HETCCL_FLOAT16: "=e", HETCCL_FLOAT32: "=f", HETCCL_FLOAT64: "=d", HETCCL_COMPLEX64: "=ff",
+                     HETCCL_COMPLEX128: "=dd"}
 cdef tuple COMPLEX = (HETCCL_COMPLEX64, HETCCL_COMPLEX128)
 
 
@@ -149,8 +149,8 @@ def premul_sum(factor):
               that cannot hold the factor: out of range, or a fraction and integers)
     Source  : ncclRedOpCreatePreMulSum
     """
-    if isinstance(factor, (str, bytes)) or not (PyIndex_Check(factor) or hasattr(factor, "__float__")
-                                                or hasattr(factor, "__complex__")):
+    if not (PyIndex_Check(factor) or hasattr(factor, "__float__") or hasattr(factor, "__complex__")) \
+            or getattr(factor, "shape", ()) != ():
         raise TypeError(f"factor: expected a number, got {type_name(factor)}")
     cdef Op op = op_new("PREMUL_SUM", HETCCL_PREMUL_SUM, KIND_PREMUL)
     op.factor = factor
@@ -197,7 +197,8 @@ cdef Op op_of(object op, int dtype, OpChoice* choice, object datatype=None):
     if found.kind == KIND_PREMUL:
         choice.scale = scale_for(dtype)
     if choice.reduce == NULL or (found.kind == KIND_PREMUL and choice.scale == NULL):
-        raise TypeError(f"op: {found.name} is not defined for {dtype_name(dtype)}")
+        hint = "; it takes pairs, as in [buf, MPI.DOUBLE_INT]" if found.code in (HETCCL_MINLOC, HETCCL_MAXLOC) else ""
+        raise TypeError(f"op: {found.name} is not defined for {dtype_name(dtype)}{hint}")
     if found.kind == KIND_PREMUL:
         factor_write(found.factor, dtype, choice.factor)
     return found
@@ -258,13 +259,13 @@ cdef int factor_write(object factor, int dtype, unsigned char* out) except -1:
             number = complex(factor)
             bytes_write(struct.pack(FORMATS[dtype], number.real, number.imag), out)
         elif dtype in FORMATS:
-            bytes_write(struct.pack(FORMATS[dtype], factor), out)
+            bytes_write(struct.pack(FORMATS[dtype], float(factor)), out)
         elif dtype == HETCCL_LONGDOUBLE:
             longdouble_write(factor, out)
         elif dtype in (HETCCL_BFLOAT16, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2):
             narrow_write(factor, dtype, out)
         else:
-            whole = int(factor)
+            whole = int(factor) if factor == factor else None
             if whole != factor:
                 raise ValueError(f"factor: {factor!r} is no whole number, and the dtype is {name}")
             bytes_write(whole.to_bytes(dtype_itemsize(dtype), sys.byteorder, signed=name.startswith("int")), out)
@@ -286,8 +287,9 @@ cdef int longdouble_write(object factor, unsigned char* out) except -1:
         raise OverflowError
     if isfinite(high) and isinstance(factor, numbers.Real):
         low = factor - (int(high) if PyIndex_Check(factor) else high)
-    value = <long double> high + low
-    memset(out, 0, FACTOR_BYTES)
+    value = high
+    if low != 0:  # else -0 would become +0
+        value += low
     memcpy(out, &value, sizeof(value))
     return 0
 
@@ -309,3 +311,37 @@ cdef int narrow_write(double factor, int dtype, unsigned char* out) except -1:
     if isfinite(factor) and not isfinite(back):
         raise OverflowError
     return 0
+
+
+def describe(op, str dtype, datatype=None):
+    """What a reduction on the dtype would take op for: an entry for tests.
+
+    dtype    : name of the dtype
+    datatype : MPI datatype of the call's spec, or None
+    Returns  : dict: op (Op), name, kind ("builtin", "premul", "user"), factor (bytes of one element, or None)
+    Raises   : as a reduction does
+    """
+    cdef OpChoice choice
+    cdef int code = code_of_name(dtype)
+    found = op_of(op, code, &choice, datatype)
+    premul = choice.kind == KIND_PREMUL
+    return {
+        "op": found,
+        "name": op_name(choice.code),
+        "kind": {KIND_BUILTIN: "builtin", KIND_PREMUL: "premul", KIND_USER: "user"}[choice.kind],
+        "factor": (<char*> choice.factor)[:dtype_itemsize(code)] if premul else None,
+    }
+
+
+def apply(op, str dtype, inbuf, inoutbuf, datatype=None):
+    """Run a user's op once, inoutbuf = inbuf op inoutbuf: an entry for tests.
+
+    inbuf, inoutbuf : contiguous buffers of bytes, of one length; inoutbuf is writable
+    """
+    cdef OpChoice choice
+    cdef int code = code_of_name(dtype)
+    cdef const unsigned char[::1] left = inbuf
+    cdef unsigned char[::1] right = inoutbuf
+    cdef size_t itemsize = dtype_itemsize(code)
+    cdef Op found = op_of(op, code, &choice, datatype)
+    op_apply(found, <const void*> &left[0], <void*> &right[0], right.shape[0] // itemsize, itemsize, code, datatype)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from hetccl._abi cimport HETCCL_AVG
+from hetccl._abi cimport HETCCL_AVG, HETCCL_RAW
 from hetccl._arguments cimport datatype_in, host_span, match, match_kinds, reducible, span_bytes, whole
 from hetccl._buffer cimport is_in_place, span_check_overlap
 from hetccl._calls cimport (
@@ -62,7 +62,7 @@ cdef class Reductions(Endpoint):
             reducible(&request.send, "sendbuf")
             match(&request.send, &request.recv, span_bytes(&request.recv))
             source = request.send.ptr
-        op = op_of(op, request.recv.dtype, &choice, datatype_in(recvbuf))
+        op = self.op_for(op, &request.recv, "recvbuf", &choice, datatype_in(recvbuf))
         return self.reduction(request, op, &choice, 0, source, request.recv.count, request.recv.count, &request.recv,
                               datatype_in(recvbuf))
 
@@ -101,7 +101,7 @@ cdef class Reductions(Endpoint):
         elif self.rank != to:
             raise ValueError(f"sendbuf: IN_PLACE is for the root, rank {to}; this is rank {self.rank}")
         datatype = datatype_in(recvbuf if self.rank == to else sendbuf)
-        op = op_of(op, given.dtype, &choice, datatype)
+        op = self.op_for(op, given, "recvbuf" if self.rank == to else "sendbuf", &choice, datatype)
         return self.reduction(request, op, &choice, to, given.ptr if is_in_place(sendbuf) else request.send.ptr,
                               given.count, given.count, given, datatype)
 
@@ -136,7 +136,7 @@ cdef class Reductions(Endpoint):
             host_span(sendbuf, &request.send, "sendbuf", False, self.size)
             reducible(&request.send, "sendbuf")
             match(&request.send, &request.recv, span_bytes(&request.recv) * self.size)
-        op = op_of(op, request.recv.dtype, &choice, datatype_in(recvbuf))
+        op = self.op_for(op, &request.recv, "recvbuf", &choice, datatype_in(recvbuf))
         return self.reduction(request, op, &choice, 0, request.recv.ptr if in_place else request.send.ptr,
                               count * self.size, count, &request.recv, datatype_in(recvbuf))
 
@@ -177,7 +177,7 @@ cdef class Reductions(Endpoint):
             match_kinds(&request.send, &request.recv)
             span_check_overlap(&request.send, &request.recv, "sendbuf", "recvbuf")
             given = &request.send
-        op = op_of(op, request.recv.dtype, &choice, datatype_in(recvbuf))
+        op = self.op_for(op, &request.recv, "recvbuf", &choice, datatype_in(recvbuf))
         counts = self.counts_for(recvcounts, request.recv.count, given.count, in_place)
         source = given.ptr
         if choice.kind == KIND_PREMUL:
@@ -275,11 +275,21 @@ cdef class Reductions(Endpoint):
             reducible(&request.send, "sendbuf")
             match(&request.send, &request.recv, span_bytes(&request.recv))
             source = request.send.ptr
-        op = op_of(op, request.recv.dtype, &choice, datatype_in(recvbuf))
+        op = self.op_for(op, &request.recv, "recvbuf", &choice, datatype_in(recvbuf))
         if choice.code == HETCCL_AVG:
             raise TypeError(f"op: {CALLS[call]} has no {(<Op>op).name}: the number of operands differs by rank")
         return self.reduction(request, op, &choice, 0, source, request.recv.count, request.recv.count, &request.recv,
                               datatype_in(recvbuf))
+
+    cdef Op op_for(self, object op, Span* span, str argument, OpChoice* choice, object datatype):
+        """The op, if it is defined on the buffer's elements."""
+        try:
+            return op_of(op, span.dtype, choice, datatype)
+        except TypeError:
+            if span.dtype != HETCCL_RAW:
+                raise
+            raise TypeError(f"{argument}: elements of this dtype ({span.itemsize} bytes each) can be moved, not "
+                            "reduced") from None
 
     cdef Request reduction(self, Request request, Op op, OpChoice* choice, int root, void* source, int64_t operand,
                            int64_t count, Span* given, object datatype):

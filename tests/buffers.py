@@ -1,6 +1,7 @@
 """Every kind of buffer that a user may pass, in one registry, so that one test body covers them all.
 
-`SENDERS` and `RECEIVERS` are good host buffers, `REFUSED` must be refused, `DEVICES` pretend to lie on a GPU. Use as
+`SENDERS` and `RECEIVERS` are good host buffers, `RAW` ones that can only be moved, `REFUSED` must be refused, `DEVICES`
+pretend to lie on a GPU. Use as
 `@pytest.mark.parametrize("kind", params(RECEIVERS))`; a kind whose library is not installed is skipped and says so.
 """
 
@@ -140,9 +141,11 @@ def tensor_fill(tensor, values, device, strides=True):
     return shape, steps
 
 
-def managed_new(cls, values, device=(1, 0), flags=0, major=1, strides=True):
+def managed_new(cls, values, device=(1, 0), flags=0, major=1, strides=True, code=None):
     managed = cls()
     keep = tensor_fill(managed.tensor, values, device, strides)
+    if code is not None:
+        managed.tensor.code = code
     managed.deleter = C.cast(deleter, C.c_void_p).value
     if cls is Versioned:
         managed.major, managed.minor, managed.flags = major, 3, flags
@@ -348,17 +351,32 @@ REFUSED = [
         missing=without("torch", "ml_dtypes"),
     ),
     Kind("misaligned", misaligned, flat, error=BufferError),
-    Kind("swapped", lambda v: v.astype(v.dtype.newbyteorder(">")), flat, error=TypeError),
     Kind("object", lambda v: v.astype(object), flat, error=TypeError),
-    Kind("structured", lambda v: np.zeros(v.size, [("a", v.dtype)]), flat, error=TypeError),
-    Kind("void", lambda v: np.zeros(v.size, "V4"), flat, error=TypeError),
-    Kind("datetime", lambda v: np.zeros(v.size, "M8[s]"), flat, error=TypeError),
-    Kind("text", lambda v: np.zeros(v.size, "U3"), flat, error=TypeError),
     Kind("masked", np.ma.array, flat, error=TypeError),
     Kind("list", lambda v: [v.tolist()], flat, error=ValueError),
     Kind("number", lambda v: 3, flat, error=TypeError),
     Kind("str", lambda v: "text", flat, error=TypeError),
     Kind("none", lambda v: None, flat, error=TypeError),
+]
+
+RECORD = np.dtype([("a", "f4"), ("b", "i2"), ("c", "u1", 3)])
+
+# Elements without a dtype of ours: they can be moved, not reduced.
+RAW = [
+    Kind("swapped", lambda v: v.astype(v.dtype.newbyteorder(">")), flat),
+    Kind("structured", lambda v: np.frombuffer(v.tobytes() * RECORD.itemsize, RECORD).copy(), flat),
+    Kind("structured-memoryview", lambda v: memoryview(np.frombuffer(v.tobytes() * 9, RECORD).copy()), flat),
+    Kind("void", lambda v: np.frombuffer(v.tobytes(), "V4").copy(), flat),
+    Kind("datetime", lambda v: v.astype("M8[s]"), flat),
+    Kind("text", lambda v: v.astype("U3"), flat),
+    Kind("bytes-of-3", lambda v: v.astype("S3"), flat),
+    Kind("dlpack-complex32", lambda v: Dlpack1(v.astype("f4"), code=5), lambda d: flat(d.values)),
+    Kind("dlpack-float4-pairs", lambda v: Dlpack1(v.astype("u1"), code=17), lambda d: flat(d.values)),
+    Kind("cai-swapped", lambda v: Cai(v.astype(">f4")), lambda d: flat(d.values)),
+    Kind("cai-void", lambda v: Cai(v.view("V4")), lambda d: flat(d.values)),
+    Kind(
+        "ml_dtypes-float8", lambda v: v.astype(ml_dtypes.float8_e4m3b11fnuz), flat, missing=without("ml_dtypes")
+    ),
 ]
 
 DEVICES = [

@@ -251,28 +251,29 @@ HETCCL_OP hetccl_c128_t hetccl_c128_mul(hetccl_c128_t a, hetccl_c128_t b)
 
 /* ---- MINLOC and MAXLOC ----
  * Whether pair a is the result: NaN first, then the lesser (greater) value, then the lesser index, then a itself. -0 and
- * +0 are equal here, as they are to MPI. The winner is taken whole, with the bytes that pad it. */
+ * +0 are equal here, as they are to MPI. The winner is taken whole, with the bytes that pad it, by masks: which one wins
+ * is not to be predicted. */
 #define HETCCL_LOC_FIRST(a, b, a_less, b_less)                                                                        \
-    (((a).value != (a).value) > ((b).value != (b).value)                                                              \
-     || (((a).value != (a).value) == ((b).value != (b).value)                                                         \
-         && ((a_less) || (!(b_less) && (a).index <= (b).index))))
+    ((((a).value != (a).value) > ((b).value != (b).value)) |                                                          \
+     ((((a).value != (a).value) == ((b).value != (b).value)) & ((a_less) | (!(b_less) & ((a).index <= (b).index)))))
 
-#define HETCCL_PAIR(NAME)                                                                                             \
-    typedef struct __attribute__((may_alias)) { unsigned char bytes[sizeof(hetccl_##NAME##_t)]; } hetccl_##NAME##_m;  \
-    HETCCL_OP hetccl_##NAME##_m hetccl_##NAME##_minloc(hetccl_##NAME##_m left, hetccl_##NAME##_m right)               \
+#define HETCCL_LOC_CHOICE(NAME, OP, LESS)                                                                             \
+    HETCCL_OP hetccl_##NAME##_m hetccl_##NAME##_##OP(hetccl_##NAME##_m left, hetccl_##NAME##_m right)                 \
     {                                                                                                                 \
         hetccl_##NAME##_t a, b;                                                                                       \
         memcpy(&a, &left, sizeof a);                                                                                  \
         memcpy(&b, &right, sizeof b);                                                                                 \
-        return HETCCL_LOC_FIRST(a, b, a.value < b.value, b.value < a.value) ? left : right;                           \
-    }                                                                                                                 \
-    HETCCL_OP hetccl_##NAME##_m hetccl_##NAME##_maxloc(hetccl_##NAME##_m left, hetccl_##NAME##_m right)               \
-    {                                                                                                                 \
-        hetccl_##NAME##_t a, b;                                                                                       \
-        memcpy(&a, &left, sizeof a);                                                                                  \
-        memcpy(&b, &right, sizeof b);                                                                                 \
-        return HETCCL_LOC_FIRST(a, b, a.value > b.value, b.value > a.value) ? left : right;                           \
+        int first = HETCCL_LOC_FIRST(a, b, a.value LESS b.value, b.value LESS a.value);                               \
+        for (unsigned w = 0; w < sizeof left / sizeof left.words[0]; w++)                                             \
+            left.words[w] = HETCCL_PICK(uint32_t, first, left.words[w], right.words[w]);                              \
+        return left;                                                                                                  \
     }
+#define HETCCL_PAIR(NAME)                                                                                             \
+    typedef struct __attribute__((packed, may_alias)) {                                                               \
+        uint32_t words[sizeof(hetccl_##NAME##_t) / sizeof(uint32_t)];                                                 \
+    } hetccl_##NAME##_m;                                                                                              \
+    HETCCL_LOC_CHOICE(NAME, minloc, <)                                                                                \
+    HETCCL_LOC_CHOICE(NAME, maxloc, >)
 HETCCL_PAIR(float_int)
 HETCCL_PAIR(double_int)
 HETCCL_PAIR(long_int)
