@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t
 
 from hetccl._layout cimport Layout, Part
 
-# Bytes that two of n parts share, and which two; 0 if they are apart. Exact for contiguous parts; of layouts, the bytes of
-# one run of each, and 0 too where neither loops nor OVERLAP_RUNS_MAX runs tell. MemoryError if there is none.
+# Bytes that two of n parts share, and which two; 0 if all are apart. Of layouts, those of one run of each, and 0 too
+# where neither loops nor OVERLAP_RUNS_MAX runs tell.
 cdef int64_t parts_shared(const Part* parts, int n, int* first_p, int* second_p) except -1
 
 # ValueError naming arg if `count` elements at ptr surely touch a byte twice: nothing may be received so.

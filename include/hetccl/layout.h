@@ -2,7 +2,8 @@
  * used by _layout and by transports). Plain C without libc beyond memcpy: a GPU kernel can be built from the same tree.
  *
  * The packed stream of a buffer is element after element, each in typemap order, as MPI_Pack has it; element i lies at
- * base + i * extent. A layout is a tree of pieces, one loop per piece, which _layout builds with adjacent runs merged. */
+ * base + i * extent. A layout is a tree of pieces, one loop per piece, which _layout builds with adjacent runs merged.
+ */
 #ifndef HETCCL_LAYOUT_H
 #define HETCCL_LAYOUT_H
 
@@ -286,8 +287,8 @@ static int hetccl_piece_runs(const hetccl_piece_t *piece, uint8_t *memory, int64
     return 1;
 }
 
-/* The bytes [skip, skip + nbytes) of the packed stream as runs of memory, for scatter/gather I/O. Returns how many there
- * are, at most max: if they end before nbytes do, ask again from there. */
+/* The bytes [skip, skip + nbytes) of the packed stream as runs of memory, for scatter/gather I/O. Returns how many
+ * there are, at most max: if they end before nbytes do, ask again from there. */
 static inline int hetccl_layout_runs(const hetccl_layout_t *layout, uint8_t *base, size_t skip, size_t nbytes,
                                      struct iovec *out, int max)
 {

@@ -1,7 +1,7 @@
 """Typemaps by the definitions of MPI 4.1, section 5.1: the independent reference for layouts.
 
-A `Made` stands for an MPI datatype: `typemap` lists (displacement, bytes) of its basic elements in order, and `description`
-is what the bootstrap would decode an MPI datatype to.
+A `Made` stands for an MPI datatype: `typemap` lists (displacement, bytes) of its basic elements in order, and
+`description` is what the bootstrap would decode an MPI datatype to.
 """
 
 import itertools
