@@ -34,6 +34,10 @@ cdef extern from "hetccl/layout.h" nogil:
     # ... but here: contiguous.
     void hetccl_layout_copy(const hetccl_layout_t* to, uint8_t* to_base, size_t to_skip, const hetccl_layout_t* source,
                             const uint8_t* source_base, size_t source_skip, size_t nbytes)
+    # The same past the cache.
+    void hetccl_layout_copy_past(const hetccl_layout_t* to, uint8_t* to_base, size_t to_skip,
+                                 const hetccl_layout_t* source, const uint8_t* source_base, size_t source_skip,
+                                 size_t nbytes)
     # The same bytes as runs of memory, at most max; returns how many. If they end before nbytes do, ask again there.
     int hetccl_layout_runs(const hetccl_layout_t* layout, uint8_t* base, size_t skip, size_t nbytes, iovec* out,
                            int max)

@@ -21,6 +21,7 @@ cdef extern from "hetccl/transport.h" nogil:
         HETCCL_MSG_POSTED
         HETCCL_MSG_STREAM
         HETCCL_MSG_SYNC
+        HETCCL_MSG_PAST_CACHE
 
     ctypedef struct hetccl_msg_t:
         uint8_t* ptr

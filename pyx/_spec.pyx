@@ -14,7 +14,7 @@ from hetccl._buffer cimport (
     span_of, span_read, span_release,
 )
 from hetccl._dtype cimport type_name
-from hetccl._layout cimport Layout, hetccl_layout_copy, hetccl_layout_runs, iovec
+from hetccl._layout cimport Layout, hetccl_layout_copy, hetccl_layout_copy_past, hetccl_layout_runs, iovec
 from hetccl._overlap cimport part_check_writes, parts_shared
 
 
@@ -247,15 +247,17 @@ def pack(obj, out, skip=0):
     move(obj, skip, out, 0, len(out))
 
 
-def move(source, from_byte, target, to_byte, nbytes):
+def move(source, from_byte, target, to_byte, nbytes, past_cache=False):
     """Copy bytes of one spec's packed stream to another's. For tests and benches.
 
     source, target     : array or mpi4py buffer spec
     from_byte, to_byte : where in the packed streams
+    past_cache         : whether the target is stored past the cache
     Raises             : ValueError (beyond the end), and as describe
     """
     cdef Span a, b
     cdef size_t skip_a = from_byte, skip_b = to_byte, n = nbytes
+    cdef bint past = past_cache
     span_clear(&a)
     span_clear(&b)
     try:
@@ -265,7 +267,8 @@ def move(source, from_byte, target, to_byte, nbytes):
         if skip_a + n > a.count * a.itemsize or skip_b + n > b.count * b.itemsize:
             raise ValueError(f"{nbytes} bytes are beyond the end of a packed stream")
         with nogil:
-            hetccl_layout_copy(b.layout, <uint8_t*> b.ptr, skip_b, a.layout, <const uint8_t*> a.ptr, skip_a, n)
+            (hetccl_layout_copy_past if past else hetccl_layout_copy)(
+                b.layout, <uint8_t*> b.ptr, skip_b, a.layout, <const uint8_t*> a.ptr, skip_a, n)
     finally:
         span_release(&a)
         span_release(&b)

@@ -256,6 +256,15 @@ static int hetccl_shm_read_peer(hetccl_shm_link_t *link, hetccl_msg_t *msg, void
     return hetccl_shm_read_runs(link, msg, &run, 1, address, nbytes);
 }
 
+static inline void hetccl_shm_unpack(const hetccl_msg_t *msg, size_t skip, size_t nbytes, const uint8_t *bytes) {
+    if (msg->flags & HETCCL_MSG_PAST_CACHE) {
+        hetccl_layout_unpack_past(msg->layout, msg->ptr, skip, nbytes, bytes);
+        hetccl_copy_fence();
+    } else {
+        hetccl_layout_unpack(msg->layout, msg->ptr, skip, nbytes, bytes);
+    }
+}
+
 /* Reads the message's next nbytes from the peer's memory to where its layout wants them. */
 static int hetccl_shm_read_scattered(hetccl_shm_link_t *link, hetccl_msg_t *msg, uint64_t address, size_t nbytes) {
     struct iovec runs[HETCCL_SHM_RUNS];
@@ -271,7 +280,7 @@ static int hetccl_shm_read_scattered(hetccl_shm_link_t *link, hetccl_msg_t *msg,
         } else {
             piece = nbytes - done < sizeof(bounce) ? nbytes - done : sizeof(bounce);
             status = hetccl_shm_read_peer(link, msg, bounce, address + done, piece);
-            if (status == HETCCL_DONE) hetccl_layout_unpack(msg->layout, msg->ptr, skip, piece, bounce);
+            if (status == HETCCL_DONE) hetccl_shm_unpack(msg, skip, piece, bounce);
         }
         if (status != HETCCL_DONE) return status;
     }
@@ -282,7 +291,10 @@ static int hetccl_shm_read_scattered(hetccl_shm_link_t *link, hetccl_msg_t *msg,
 static inline int hetccl_shm_deliver(hetccl_shm_link_t *link, hetccl_msg_t *msg, const uint8_t *bytes, uint64_t address,
                                      size_t nbytes) {
     if (bytes && msg->layout) {
-        hetccl_layout_unpack(msg->layout, msg->ptr, msg->skip + msg->done, nbytes, bytes);
+        hetccl_shm_unpack(msg, msg->skip + msg->done, nbytes, bytes);
+    } else if (bytes && msg->flags & HETCCL_MSG_PAST_CACHE) {
+        hetccl_copy_past_cache(msg->ptr + msg->done, bytes, nbytes);
+        hetccl_copy_fence();
     } else if (bytes) {
         memcpy(msg->ptr + msg->done, bytes, nbytes);
     } else if (msg->layout) {
