@@ -84,7 +84,7 @@ cdef void span_cut(const Span* span, int nparts, Part* parts) noexcept:
 cdef int match_kinds(Span* send, Span* recv) except -1:
     if send.dtype != recv.dtype:
         theirs = dtype_name(recv.dtype)
-        raise TypeError(f"sendbuf: is {dtype_name(send.dtype)}, recvbuf {theirs}; they must be the same")
+        raise ValueError(f"sendbuf: is {dtype_name(send.dtype)}, recvbuf {theirs}; they must be the same")
     if send.fortran != recv.fortran and send.layout == NULL and recv.layout == NULL:
         raise BufferError(f"sendbuf: is {'F' if send.fortran else 'C'}-contiguous, recvbuf is not: elements travel in "
                           "memory order, so they would come out transposed; use numpy.ascontiguousarray")

@@ -15,6 +15,7 @@ cdef extern from "hetccl/transport.h" nogil:
         HETCCL_ELENGTH
         HETCCL_ESYSTEM
         HETCCL_ENOMEM
+        HETCCL_EBROKEN
         HETCCL_ETAG
         HETCCL_MSG_NEW
         HETCCL_MSG_POSTED

@@ -18,7 +18,9 @@ enum hetccl_progress {
     HETCCL_ELENGTH = -2, /* the peer sent another length than this rank expects */
     HETCCL_ETAG = -4, /* the peer's message belongs to another collective */
     HETCCL_ESYSTEM = -3, /* a system call failed; msg.error holds errno */
-    HETCCL_ENOMEM = -5, /* no memory; no transport's, but those who use one share these numbers */
+    /* No transport's, but those who use one share these numbers: */
+    HETCCL_ENOMEM = -5,
+    HETCCL_EBROKEN = -6, /* the communicator has been broken by another fault */
 };
 
 /* POSTED: all of the message is in the link's hands, and what is missing is the peer's acknowledgement. */

@@ -12,6 +12,7 @@ LAYOUTS = {
     "check_p2p.py": ("AA", "AAB", "ABBA"),
     "check_bad.py": (jobs.ALONE, "AA", "AAB"),
     "check_reduce.py": ("A", "AB", "AAA", "ABC", "AAB", "AAABB"),
+    "check_ops.py": ("A", "AAA", "AAB", "AAABB"),
     "check_life.py": ("AA", "AAB"),
 }
 # Checks of something that only some layouts have.
