@@ -6,23 +6,16 @@ import numpy as np
 import pytest
 import typemaps
 
-from hetccl._buffer import check_overlap, describe, register_mpi
-from hetccl._layout import register_decoder
+from hetccl._buffer import check_overlap, describe
 from hetccl._spec import check_parts
 
 FLOAT = typemaps.named(4)
 
 
-def handle_of(datatype):
-    if not isinstance(datatype, typemaps.Made):
-        raise TypeError("no datatype")
-    return datatype.handle
-
-
 @pytest.fixture(autouse=True)
 def made_datatypes():
-    register_mpi({}, handle_of, None, None)
-    register_decoder(lambda datatype: datatype.description)
+    with typemaps.registered():
+        yield
 
 
 def block(shape, index, order="C"):
