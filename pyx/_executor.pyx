@@ -226,7 +226,7 @@ cdef class Executor(Engine):
         hetccl_mutex_unlock(&self.progress.mutex)
         if not has_room:
             raise MemoryError(f"Mprobe: no memory to hold the message of {probed.nbytes} bytes; receive it instead")
-        if status == HETCCL_MOVED and self.progress.drivers > 0:
+        if status == HETCCL_MOVED:
             hetccl_bell_ring(&self.segment.blocks[self.rank])
         return found
 
