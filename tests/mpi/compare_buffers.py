@@ -37,7 +37,8 @@ def numbers(dtype, op, data, seed, count):
         return (values + 1j * draw.standard_normal(count) if dtype in COMPLEX else values).astype(kind)
     if op == "PROD":
         # No part is zero: zeros of either sign would depend on the order.
-        return (draw.choice([-2, -1, 1, 2], count) * (1 + 1j * (dtype in COMPLEX))).astype(kind)
+        factors = draw.choice([-2, -1, 1, 2], count)
+        return (factors * (1 + 1j) if dtype in COMPLEX else factors).astype(kind)
     whole = draw.integers(-(2**20), 2**20, 2 * count)
     return (whole[:count] + 1j * whole[count:] if dtype in COMPLEX else whole[:count]).astype(kind)
 

@@ -53,7 +53,8 @@ def counts(draw, kind, size, scale, symmetric):
 @st.composite
 def collectives(draw, size, calls=tuple(cc.COLLECTIVES), forms=FORMS):
     """A collective among `size` ranks."""
-    call = draw(st.sampled_from(calls))
+    # With one rank Open MPI's Alltoallw takes no heed of displacements, and writes beside the buffer.
+    call = draw(st.sampled_from([call for call in calls if size > 1 or call != "Alltoallw"]))
     shape = cc.COLLECTIVES[call]
     faults = cc.faults_of(call, size)
     if faults and chance(draw, 12):
