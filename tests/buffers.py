@@ -374,7 +374,9 @@ RAW = [
     Kind("dlpack-float4-pairs", lambda v: Dlpack1(v.astype("u1"), code=17), lambda d: flat(d.values)),
     Kind("cai-swapped", lambda v: Cai(v.astype(">f4")), lambda d: flat(d.values)),
     Kind("cai-void", lambda v: Cai(v.view("V4")), lambda d: flat(d.values)),
-    Kind("ml_dtypes-float8", lambda v: v.astype(ml_dtypes.float8_e4m3b11fnuz), flat, missing=without("ml_dtypes")),
+    Kind(
+        "ml_dtypes-float8", lambda v: v.astype(ml_dtypes.float8_e4m3b11fnuz), flat, missing=without("ml_dtypes")
+    ),
 ]
 
 DEVICES = [

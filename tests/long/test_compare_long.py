@@ -1,5 +1,5 @@
-"""The comparison with mpi4py at length: `make test-long`. Other seeds than in `make test`, more islands, every way through
-the engine, and each MPI that is here."""
+"""The comparison with mpi4py at length: `make test-long`. Other seeds than in `make test`, more islands, every way
+through the engine, and each MPI that is here."""
 
 import pytest
 

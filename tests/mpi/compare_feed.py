@@ -18,8 +18,8 @@ from mpi.jobs import HERE, environment
 # What a wait of hetccl may last, what a case may, and how long the other ranks have when one has met a fault.
 TIMEOUT_S, CASE_S, REST_S = 20, 90, 5
 START_S = 60
-# Open MPI's simple algorithms are the reference for several ranks (one rank they do not serve). In its others Gather goes
-# wrong where ranks lay out what they send in different ways.
+# Open MPI's simple algorithms are the reference for several ranks (one rank they do not serve). In its others Gather
+# goes wrong where ranks lay out what they send in different ways.
 REFERENCE = {"OMPI_MCA_coll": "basic,libnbc"}
 # The answer of a rank that is gone.
 ENDED = {"problem": "the process ended", "usable": False}
