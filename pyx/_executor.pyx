@@ -124,6 +124,8 @@ cdef class Executor(Engine):
             self.broken = True
             hetccl_mutex_unlock(&self.progress.mutex)
         self.closed = True
+        # Peers that read what these requests hold see that this rank has left before the memory goes.
+        self.segment.leave()
         self.inflight.clear()
         return 0
 
@@ -135,6 +137,8 @@ cdef class Executor(Engine):
         # A poll may copy megabytes, but it ends; the GIL is the outermost lock.
         self.submit(work)
         self.poll(work, &done)
+        if done:
+            self.conclude(work)
         return done
 
     cdef int detach(self) except -1:

@@ -14,6 +14,7 @@ from hetccl._layout cimport (
 
 cdef enum:
     OVERLAP_RUNS_MAX = 16384  # a few milliseconds of sorting
+    OWNER_EACH = -1           # every part is its own
 
 ctypedef struct Reach:
     int64_t low, high            # addresses [low, high) that one pass of the loops entered so far may touch ...
@@ -23,10 +24,12 @@ ctypedef struct Reach:
     int64_t count                # iterations of the piece
     const hetccl_piece_t* piece  # the next loop; NULL: there is none
     const Part* part
+    int owner                    # parts of one owner may share bytes
 
 ctypedef struct Run:
     uintptr_t low, high
     const Part* part
+    int owner
 
 ctypedef struct Found:
     const Part* first
@@ -42,7 +45,7 @@ cdef int64_t parts_shared(const Part* parts, int n, int* first_p, int* second_p)
         reaches = <Reach*> malloc(n * sizeof(Reach))
         if reaches == NULL:
             raise MemoryError()
-    shared = reaches_shared(reaches, reaches_fill(reaches, parts, n), &found)
+    shared = reaches_shared(reaches, reaches_fill(reaches, parts, n, OWNER_EACH), &found)
     if n > 2:
         free(reaches)
     if shared < 0:
@@ -53,6 +56,29 @@ cdef int64_t parts_shared(const Part* parts, int n, int* first_p, int* second_p)
     return shared
 
 
+cdef int64_t parts_shared_across(
+    const Part* some, int nsome, const Part* others, int nothers, int* some_p, int* other_p,
+) except -1:
+    cdef Found found
+    cdef int64_t shared
+    cdef int n
+    cdef Reach* reaches = <Reach*> malloc((nsome + nothers) * sizeof(Reach))
+    if reaches == NULL:
+        raise MemoryError()
+    n = reaches_fill(reaches, some, nsome, 0)
+    n += reaches_fill(reaches + n, others, nothers, 1)
+    shared = reaches_shared(reaches, n, &found)
+    free(reaches)
+    if shared < 0:
+        raise MemoryError()
+    if shared:
+        if not some <= found.first < some + nsome:
+            found.first, found.second = found.second, found.first
+        some_p[0] = <int> (found.first - some)
+        other_p[0] = <int> (found.second - others)
+    return shared
+
+
 cdef int part_check_writes(Layout layout, void* ptr, int64_t count, object arg) except -1:
     cdef Part part = Part(<uint8_t*> ptr, count * layout.tree.size, &layout.tree)
     cdef Reach reach
@@ -60,7 +86,7 @@ cdef int part_check_writes(Layout layout, void* ptr, int64_t count, object arg) 
     cdef int64_t shared
     if layout_apart(layout, count):
         return 0
-    shared = runs_shared(&reach, reaches_fill(&reach, &part, 1), True, &found)
+    shared = runs_shared(&reach, reaches_fill(&reach, &part, 1, OWNER_EACH), True, &found)
     if shared < 0:
         raise MemoryError()
     if shared:
@@ -69,8 +95,8 @@ cdef int part_check_writes(Layout layout, void* ptr, int64_t count, object arg) 
     return 0
 
 
-cdef int reaches_fill(Reach* reaches, const Part* parts, int n) noexcept nogil:
-    """One of each part that is not empty; returns how many."""
+cdef int reaches_fill(Reach* reaches, const Part* parts, int n, int owner) noexcept nogil:
+    """One of each part that is not empty; returns how many. owner: of all of them, or OWNER_EACH."""
     cdef int i, used = 0
     cdef Reach* reach
     for i in range(n):
@@ -79,6 +105,7 @@ cdef int reaches_fill(Reach* reaches, const Part* parts, int n) noexcept nogil:
         reach = &reaches[used]
         used += 1
         reach.part = &parts[i]
+        reach.owner = i if owner == OWNER_EACH else owner
         reach.at = <int64_t> parts[i].ptr
         reach.modulus = 0
         if parts[i].layout == NULL:
@@ -104,7 +131,10 @@ cdef int64_t reaches_shared(Reach* reaches, int n, Found* found) noexcept nogil:
     """Bytes that two of the parts share, as parts_shared, or -1 for no memory. Reorders them."""
     cdef int i, begin = 0
     cdef int64_t modulus = 0, end, shared
-    if n < 2:
+    for i in range(1, n):
+        if reaches[i].owner != reaches[0].owner:
+            break
+    else:
         return 0
     for i in range(n):
         modulus = gcd(modulus, reaches[i].modulus)
@@ -113,10 +143,9 @@ cdef int64_t reaches_shared(Reach* reaches, int n, Found* found) noexcept nogil:
     end = reaches[0].end
     for i in range(1, n + 1):  # groups whose ranges hang together
         if i == n or reaches[i].begin >= end:
-            if i - begin > 1:
-                shared = reaches_descend(reaches + begin, i - begin, found)
-                if shared:
-                    return shared
+            shared = reaches_descend(reaches + begin, i - begin, found) if i - begin > 1 else 0
+            if shared:
+                return shared
             begin = i
         if i < n:
             end = max(end, reaches[i].end)
@@ -223,26 +252,27 @@ cdef int64_t runs_list(const Reach* reaches, int n, iovec* listed, Run* runs, in
             runs[used].low = <uintptr_t> listed[k].iov_base
             runs[used].high = runs[used].low + listed[k].iov_len
             runs[used].part = part
+            runs[used].owner = reaches[i].owner
             used += 1
     return used
 
 
 cdef int64_t runs_sweep(const Run* runs, int64_t n, bint alone, Found* found) noexcept nogil:
-    """Bytes that a run shares with an earlier one of another part, or of any part if alone."""
+    """Bytes that a run shares with an earlier one of another owner, or of any if alone."""
     cdef int64_t i
     cdef const Run* furthest = &runs[0]  # of all so far, the one that ends last
-    cdef const Run* other = NULL         # of the parts that are not furthest's
+    cdef const Run* other = NULL         # the same of the owners that are not furthest's
     cdef const Run* hit
     for i in range(1, n):
-        hit = furthest if alone or furthest.part != runs[i].part else other
+        hit = furthest if alone or furthest.owner != runs[i].owner else other
         if hit != NULL and runs[i].low < hit.high:
             found.first = hit.part
             found.second = runs[i].part
             return min(runs[i].high, hit.high) - runs[i].low
         if runs[i].high > furthest.high:
-            if runs[i].part != furthest.part:
+            if runs[i].owner != furthest.owner:
                 other = furthest
             furthest = &runs[i]
-        elif runs[i].part != furthest.part and (other == NULL or runs[i].high > other.high):
+        elif runs[i].owner != furthest.owner and (other == NULL or runs[i].high > other.high):
             other = &runs[i]
     return 0

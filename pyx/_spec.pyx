@@ -15,7 +15,7 @@ from hetccl._buffer cimport (
 )
 from hetccl._dtype cimport type_name
 from hetccl._layout cimport Layout, hetccl_layout_copy, hetccl_layout_copy_past, hetccl_layout_runs, iovec
-from hetccl._overlap cimport part_check_writes, parts_shared
+from hetccl._overlap cimport part_check_writes, parts_shared, parts_shared_across
 
 
 cdef int parts_of(object obj, Span* span, object arg, bint writable, int nparts, Part* parts) except -1:
@@ -239,6 +239,34 @@ def describe_parts(obj, nparts, writable=False, w=False):
         finally:
             span_release(&span)
     finally:
+        free(parts)
+
+
+def check_parts(sendbuf, recvbuf, nparts, w=False):
+    """Raise ValueError if a part of one vector spec shares memory with one of the other. For tests.
+
+    nparts : ranks of the communicator, > 0        w : the specs are of Alltoallw
+    """
+    cdef Span send, recv
+    cdef list owners = []
+    cdef int n = nparts, first = 0, second = 0
+    cdef Part* parts = <Part*> malloc(2 * n * sizeof(Part))
+    if parts == NULL:
+        raise MemoryError()
+    span_clear(&send)
+    span_clear(&recv)
+    try:
+        if w:
+            parts_of_w(sendbuf, &send, "sendbuf", False, n, parts, owners)
+            parts_of_w(recvbuf, &recv, "recvbuf", True, n, parts + n, owners)
+        else:
+            parts_of(sendbuf, &send, "sendbuf", False, n, parts)
+            parts_of(recvbuf, &recv, "recvbuf", True, n, parts + n)
+        if parts_shared_across(parts, n, parts + n, n, &first, &second):
+            raise ValueError(f"parts {first} of sendbuf and {second} of recvbuf overlap")
+    finally:
+        span_release(&send)
+        span_release(&recv)
         free(parts)
 
 

@@ -7,23 +7,17 @@ import numpy as np
 import pytest
 import typemaps
 
-from hetccl._buffer import describe, register_mpi
-from hetccl._layout import forget, register_decoder
+from hetccl._buffer import describe
+from hetccl._layout import forget
 from hetccl._spec import move, pack, runs
 
 SEEDS = range(500)
 
 
-def handle_of(datatype):
-    if not isinstance(datatype, typemaps.Made):
-        raise TypeError("no datatype")
-    return datatype.handle
-
-
 @pytest.fixture(autouse=True)
 def made_datatypes():
-    register_mpi({}, handle_of, None, None)
-    register_decoder(lambda datatype: datatype.description)
+    with typemaps.registered():
+        yield
 
 
 def values(nbytes, seed):

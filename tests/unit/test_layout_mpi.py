@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 import pytest
+import typemaps
 
-from hetccl._buffer import describe, register_mpi
-from hetccl._layout import register_decoder
+from hetccl._buffer import describe
 from hetccl._spec import move, pack
 
 MPI = pytest.importorskip("mpi4py.MPI", reason="mpi4py or the MPI library is not installed")
@@ -19,8 +19,7 @@ BASIC = ["CHAR", "SHORT", "INT", "FLOAT", "DOUBLE"]
 
 @pytest.fixture(autouse=True)
 def mpis_datatypes():
-    register_mpi(bootstrap._mpi_datatypes(), MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
-    register_decoder(bootstrap._decode)
+    typemaps.register_mpis_own(bootstrap)
 
 
 def rising(rng, count, unit, width):

@@ -6,22 +6,16 @@ import numpy as np
 import pytest
 import typemaps
 
-from hetccl._buffer import check_overlap, describe, register_mpi
-from hetccl._layout import register_decoder
+from hetccl._buffer import check_overlap, describe
+from hetccl._spec import check_parts
 
 FLOAT = typemaps.named(4)
 
 
-def handle_of(datatype):
-    if not isinstance(datatype, typemaps.Made):
-        raise TypeError("no datatype")
-    return datatype.handle
-
-
 @pytest.fixture(autouse=True)
 def made_datatypes():
-    register_mpi({}, handle_of, None, None)
-    register_decoder(lambda datatype: datatype.description)
+    with typemaps.registered():
+        yield
 
 
 def block(shape, index, order="C"):
@@ -108,3 +102,41 @@ def test_any_two_datatypes_share_what_their_bytes_share(seed):
             check_overlap(*specs)
     else:
         check_overlap(*specs)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_parts_of_two_sides_share_what_their_bytes_share(seed):
+    """Parts of the sending side may lie over each other; those of the receiving side are apart already."""
+    rng = random.Random(seed)
+    array, nparts = np.zeros(1 << 10, "u1"), rng.randint(1, 5)
+    column = typemaps.resized(typemaps.vector(typemaps.named(4), 4, 1, 8), 0, 4)  # of a 4 x 8 matrix
+    datatypes = [[rng.choice([typemaps.named(4), column]) for _ in range(nparts)] for _ in range(2)]
+    lines = list(range(8 * 4))
+    rng.shuffle(lines)
+    displs = [[4 * rng.choice(lines) for _ in range(nparts)], [4 * lines.pop() for _ in range(nparts)]]
+    counts = [[rng.randint(0, 2) for _ in range(nparts)] for _ in range(2)]
+    touched = [
+        [{at + k for k in made.positions(n)} for made, n, at in zip(*side)] for side in zip(datatypes, counts, displs)
+    ]
+    send, recv = ([array, n, at, made] for n, at, made in zip(counts, displs, datatypes))
+    if sum(map(len, touched[1])) > len(set().union(*touched[1])):
+        with pytest.raises(ValueError, match="recvbuf: parts .* overlap"):
+            check_parts(send, recv, nparts, w=True)
+    elif set().union(*touched[0]) & set().union(*touched[1]):
+        with pytest.raises(ValueError, match="of sendbuf and .* of recvbuf overlap") as raised:
+            check_parts(send, recv, nparts, w=True)
+        first, second = (int(word) for word in str(raised.value).split() if word.isdigit())
+        assert touched[0][first] & touched[1][second]
+    else:
+        check_parts(send, recv, nparts, w=True)
+
+
+def test_parts_of_interleaved_sides():
+    """Even columns go out while odd ones come in."""
+    matrix = np.zeros((50, 400), "f4")
+    column = typemaps.resized(typemaps.vector(FLOAT, 50, 1, 400), 0, 4)
+    even, odd = list(range(0, 400, 2)), list(range(1, 400, 2))
+    check_parts([matrix, [1] * 200, even, column], [matrix, [1] * 200, odd, column], 200)
+    odd[7] = 100
+    with pytest.raises(ValueError, match="parts 50 of sendbuf and 7 of recvbuf overlap"):
+        check_parts([matrix, [1] * 200, even, column], [matrix, [1] * 200, odd, column], 200)

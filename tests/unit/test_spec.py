@@ -8,10 +8,9 @@ import ctypes
 
 import numpy as np
 import pytest
+import typemaps
 
 from buffers import RECORD, Dlpack1
-from hetccl._buffer import register_mpi
-from hetccl._layout import register_decoder
 from hetccl._spec import describe_parts
 
 MPI = pytest.importorskip("mpi4py.MPI", reason="mpi4py or the MPI library is not installed")
@@ -26,8 +25,7 @@ COLUMN.Commit()
 
 @pytest.fixture(autouse=True)
 def mpis_datatypes():
-    register_mpi(bootstrap._mpi_datatypes(), MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
-    register_decoder(bootstrap._decode)
+    typemaps.register_mpis_own(bootstrap)
 
 
 @pytest.fixture(scope="module")
