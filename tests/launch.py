@@ -125,7 +125,7 @@ class Job:
         # (4: vader, 5: sm) names its shared memory by a short hash of the job, so that jobs running at once could meet
         # in /dev/shm.
         own = dict.fromkeys(("TMPDIR", *SHARED_MEMORY_FOLDERS), str(self._dir))
-        environ = {**_environment(), **launcher.environment(), **env, **own, MARK: self._mark}
+        environ = {**_environment(launcher), **launcher.environment(), **env, **own, MARK: self._mark}
         with open(self._dir / "mpirun", "wb") as output:
             self._process = subprocess.Popen(
                 self.args,
@@ -271,8 +271,11 @@ def mpirun(n, program, *args, timeout=60, check=True, **options):
     return job.check() if check else job
 
 
-def _environment():
+def _environment(launcher):
     kept = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
+    # Where MPI's library is not among what mpi4py's wheel looks for, its user says which MPI there is.
+    if os.environ.get("MPI4PY_MPIABI") == launcher.kind:
+        kept["MPI4PY_MPIABI"] = launcher.kind
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     # PYTHONFAULTHANDLER prints the Python stack on SIGABRT: what a hanging rank was doing.
     fixed = {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
