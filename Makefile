@@ -16,7 +16,7 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test build lint bench test-gpu environment clean
+.PHONY: help demo test build lint docs bench test-gpu environment clean
 
 help: ## what there is to make (the default)
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -45,7 +45,12 @@ lint: environment ## check the style of Python and Cython, and the stubs
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) cython-lint pyx
-	@set -- hetccl/*.pyi; if [ -e "$$1" ]; then $(RUN) mypy "$$@"; fi
+	@$(RUN) mypy --strict hetccl/*.pyi tests/unit/typed_program.py
+
+docs: build ## build the documentation in docs/_build; a warning is an error
+	@$(SETUP) docs
+	@$(RUN) python -m sphinx -b html -c docs -n -q -W --keep-going . docs/_build
+	@echo "hetccl: docs/_build/docs/index.html"
 
 bench: build ## compare with mpi4py on this machine, over each MPI
 	@$(SETUP) test
@@ -57,4 +62,4 @@ test-gpu: build ## run the tests that need an NVIDIA or AMD GPU
 	@$(RUN) python -m pytest tests/gpu $(ARGS)
 
 clean: ## remove all that was set up and built
-	rm -rf .venv .mpi build hetccl/*.so pyx/*.c
+	rm -rf .venv .mpi build docs/_build hetccl/*.so pyx/*.c

@@ -21,6 +21,7 @@ MODULES = [
     "_shm",
     "_calls",
     "_program",
+    "_letters",
     "_mailbox",
     "_mailbox_trial",
     "_agree",

@@ -4,12 +4,11 @@ from operator import index
 
 from cpython.number cimport PyIndex_Check
 from libc.limits cimport INT_MAX
-from libc.stdint cimport uint8_t, uintptr_t
-from libc.string cimport memset
+from libc.stdint cimport uint8_t
 
 from hetccl._abi cimport HETCCL_MEM_HOST
 from hetccl._buffer cimport dtype_name, span_check_overlap, span_of
-from hetccl._layout cimport hetccl_piece_range
+from hetccl._overlap cimport parts_shared_across
 from hetccl._spec cimport parts_of, parts_of_w
 
 
@@ -85,7 +84,7 @@ cdef void span_cut(const Span* span, int nparts, Part* parts) noexcept:
 cdef int match_kinds(Span* send, Span* recv) except -1:
     if send.dtype != recv.dtype:
         theirs = dtype_name(recv.dtype)
-        raise TypeError(f"sendbuf: is {dtype_name(send.dtype)}, recvbuf {theirs}; they must be the same")
+        raise ValueError(f"sendbuf: is {dtype_name(send.dtype)}, recvbuf {theirs}; they must be the same")
     if send.fortran != recv.fortran and send.layout == NULL and recv.layout == NULL:
         raise BufferError(f"sendbuf: is {'F' if send.fortran else 'C'}-contiguous, recvbuf is not: elements travel in "
                           "memory order, so they would come out transposed; use numpy.ascontiguousarray")
@@ -103,39 +102,9 @@ cdef int match(Span* send, Span* recv, int64_t nbytes) except -1:
 
 
 cdef int parts_check_apart(const Part* send, int nsend, const Part* recv, int nrecv) except -1:
-    cdef uintptr_t[2] send_range
-    cdef uintptr_t[2] recv_range
-    cdef Span a, b
     cdef int i, j
-    parts_range(send, nsend, send_range)
-    parts_range(recv, nrecv, recv_range)
-    if send_range[1] <= recv_range[0] or recv_range[1] <= send_range[0]:
-        return 0
-    for i in range(nsend):
-        span_of_part(&send[i], &a)
-        for j in range(nrecv):
-            span_of_part(&recv[j], &b)
-            span_check_overlap(&a, &b, f"sendbuf (part {i})", f"recvbuf (part {j})")
+    cdef int64_t shared = parts_shared_across(send, nsend, recv, nrecv, &i, &j)
+    if shared:
+        raise ValueError(f"sendbuf (part {i}) and recvbuf (part {j}) share {shared} bytes; they must be apart (pass "
+                         "IN_PLACE as sendbuf to work in place)")
     return 0
-
-
-cdef void parts_range(const Part* parts, int nparts, uintptr_t* bounds) noexcept:
-    """The addresses from the lowest byte of any part to the highest."""
-    cdef int64_t low, high
-    cdef int i
-    bounds[0], bounds[1] = <uintptr_t>-1, 0
-    for i in range(nparts):
-        if parts[i].nbytes == 0:
-            continue
-        low, high = 0, parts[i].nbytes
-        if parts[i].layout != NULL:
-            hetccl_piece_range(&parts[i].layout.root, parts[i].nbytes // parts[i].layout.root.run, &low, &high)
-        bounds[0] = min(bounds[0], <uintptr_t>parts[i].ptr + low)
-        bounds[1] = max(bounds[1], <uintptr_t>parts[i].ptr + high)
-
-
-cdef void span_of_part(const Part* part, Span* span) noexcept:
-    memset(span, 0, sizeof(Span))
-    span.ptr, span.layout = part.ptr, part.layout
-    span.itemsize = 1 if part.layout == NULL else <size_t>part.layout.size
-    span.count = part.nbytes // <int64_t>span.itemsize

@@ -40,7 +40,7 @@ cdef bint is_in_place(object obj) noexcept
 # What a spec's datatype says. A datatype whose elements are adjacent numbers of one dtype is `unit` of those.
 ctypedef struct Element:
     int dtype        # HETCCL_<dtype> or HETCCL_RAW
-    int64_t itemsize # packed bytes of what a span counts
+    int64_t itemsize  # packed bytes of what a span counts
     int64_t unit     # how many of those an element is; 0 for a datatype without a byte
     int64_t extent   # bytes from one element to the next
     const hetccl_layout_t* layout  # NULL: contiguous
@@ -48,7 +48,7 @@ ctypedef struct Element:
 # Fill element; returns the owner of its layout, None if it has none.
 cdef Layout element_of(object datatype, Element* element, object arg)
 
-# Span of all of data, read as elements of a datatype, or of its own if that is None, which fills element too. data may be
+# Span of all of data, read as elements of a datatype, or of its own if that is None; fills element too. data may be
 # None with a datatype. The layout's owner is held by the span. After an error the span must be released.
 cdef int span_read(object data, object datatype, Span* span, Element* element, object arg, bint writable) except -1
 

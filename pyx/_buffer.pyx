@@ -118,7 +118,7 @@ cdef int raise_dtype(object obj, Span* span, object arg, int code) except -1:
         raise TypeError(
             f"{arg}: byte order of dtype {dtype} is not this machine's; convert with .astype(dtype.newbyteorder('='))"
         )
-    raise TypeError(f"{arg}: dtype {dtype} is not supported; known are {dtype_names()}, and fixed-size ones to be moved")
+    raise TypeError(f"{arg}: dtype {dtype} is not supported; known are {dtype_names()}, and raw ones of fixed size")
 
 
 cdef Layout element_of(object datatype, Element* element, object arg):

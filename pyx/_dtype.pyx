@@ -9,7 +9,7 @@ from hetccl._abi cimport (
     HETCCL_BFLOAT16, HETCCL_BOOL, HETCCL_COMPLEX64, HETCCL_COMPLEX128, HETCCL_DOUBLE_INT, HETCCL_FLOAT8_E4M3,
     HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64, HETCCL_FLOAT_INT, HETCCL_INT8, HETCCL_INT16,
     HETCCL_INT32, HETCCL_INT64, HETCCL_INT_INT, HETCCL_LONGDOUBLE, HETCCL_LONGDOUBLE_INT, HETCCL_LONG_INT,
-    HETCCL_NDTYPES, HETCCL_RAW, HETCCL_SHORT_INT, HETCCL_UINT8, HETCCL_UINT16, HETCCL_UINT32, HETCCL_UINT64, hetccl_double_int_t,
+    HETCCL_RAW, HETCCL_SHORT_INT, HETCCL_UINT8, HETCCL_UINT16, HETCCL_UINT32, HETCCL_UINT64, hetccl_double_int_t,
     hetccl_float_int_t, hetccl_int_int_t, hetccl_long_int_t, hetccl_longdouble_int_t, hetccl_short_int_t,
 )
 
@@ -167,7 +167,7 @@ dtype_add("complex128", HETCCL_COMPLEX128, "c", 16, 8)
 dtype_add("bfloat16", HETCCL_BFLOAT16, "", 2, 2)
 dtype_add("float8_e4m3fn", HETCCL_FLOAT8_E4M3, "", 1, 1)
 dtype_add("float8_e5m2", HETCCL_FLOAT8_E5M2, "", 1, 1)
-# MPI's pairs of a value and an int, for MINLOC and MAXLOC: by name or MPI datatype, since no NumPy dtype is theirs alone.
+# MPI's pairs of a value and an int, for MINLOC and MAXLOC: by name or MPI datatype, as no NumPy dtype is theirs alone.
 dtype_add("float_int", HETCCL_FLOAT_INT, "", sizeof(hetccl_float_int_t), sizeof(float))
 dtype_add("double_int", HETCCL_DOUBLE_INT, "", sizeof(hetccl_double_int_t), sizeof(double))
 dtype_add("long_int", HETCCL_LONG_INT, "", sizeof(hetccl_long_int_t), sizeof(long))

@@ -8,13 +8,13 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
-from hetccl._mailbox cimport MESSAGE_COMPLETE, mailbox_new
+from hetccl._mailbox cimport ANY, MESSAGE_COMPLETE, mailbox_new
 from hetccl._progress cimport (
     hetccl_mutex_lock, hetccl_mutex_unlock, progress_close, progress_open, progress_stop,
 )
 from hetccl._row cimport COLLECTIVE_DONE, row_blockers, row_close, row_open, row_poll, row_push
 from hetccl._shm cimport (
-    COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EPEER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD,
+    COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD,
     HETCCL_REASON_FREED, HETCCL_REASON_LEFT, POINT_TO_POINT, hetccl_bell_ring, hetccl_rank_block_t, hetccl_shm_transport,
 )
 
@@ -92,7 +92,7 @@ cdef class Engine:
             else:
                 self.break_off(HETCCL_REASON_LEFT, self.rank)
             return HETCCL_MOVED
-        if self.mailbox.npending > 0:
+        if self.mailbox.npending > 0 or self.mailbox.nbusy > 0:
             of_messages = self.mailbox.poll()
             status = of_messages if status == HETCCL_AGAIN else status
         return status
@@ -103,7 +103,9 @@ cdef class Engine:
     cdef void break_off(self, int reason, int culprit) noexcept nogil:
         """Break the communicator for all ranks: the peers hold half of what is under way. Under the mutex."""
         self.broken = True
+        # Their owners may go away from now on.
         self.row.head = NULL
+        self.mailbox.end(ANY, HETCCL_EBROKEN)
         self.segment.raise_fault(reason, culprit)
 
     cdef int poll(self, Work* work, bint* done) noexcept nogil:
@@ -145,7 +147,7 @@ cdef class Engine:
         return status
 
     cdef bint has_work(self) noexcept nogil:
-        return self.row.head != NULL or self.mailbox.npending > 0
+        return self.row.head != NULL or self.mailbox.npending > 0 or self.mailbox.nbusy > 0
 
 
 cdef int poll_for_thread(void* context) noexcept nogil:

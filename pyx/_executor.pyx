@@ -21,7 +21,7 @@ from hetccl._progress cimport (
 )
 from hetccl._row cimport COLLECTIVE_FAILED
 from hetccl._shm cimport (
-    COLLECTIVE, HETCCL_AGAIN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG, HETCCL_FAULT_CULPRIT,
+    COLLECTIVE, HETCCL_AGAIN, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG, HETCCL_FAULT_CULPRIT,
     HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD,
     HETCCL_REASON_FREED, HETCCL_REASON_LEFT, HETCCL_REASON_TIMEOUT, Segment, hetccl_bell_arm, hetccl_bell_disarm,
     hetccl_bell_sleep, hetccl_header_t, hetccl_msg_t, hetccl_now_ns, hetccl_rank_block_t,
@@ -124,6 +124,8 @@ cdef class Executor(Engine):
             self.broken = True
             hetccl_mutex_unlock(&self.progress.mutex)
         self.closed = True
+        # Peers that read what these requests hold see that this rank has left before the memory goes.
+        self.segment.leave()
         self.inflight.clear()
         return 0
 
@@ -135,6 +137,8 @@ cdef class Executor(Engine):
         # A poll may copy megabytes, but it ends; the GIL is the outermost lock.
         self.submit(work)
         self.poll(work, &done)
+        if done:
+            self.conclude(work)
         return done
 
     cdef int detach(self) except -1:
@@ -366,6 +370,8 @@ cdef class Executor(Engine):
         else:
             status, peer, msg = work.collective.status, work.collective.failure.peer, work.collective.failure.message
         call = CALLS[work.call]
+        if status == HETCCL_EBROKEN:
+            return self.raise_fault(work.call, work)
         if status == HETCCL_EPEER:
             return self.raise_lost(work, peer)
         self.give_up(HETCCL_REASON_LEFT, self.rank)

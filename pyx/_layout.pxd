@@ -34,8 +34,13 @@ cdef extern from "hetccl/layout.h" nogil:
     # ... but here: contiguous.
     void hetccl_layout_copy(const hetccl_layout_t* to, uint8_t* to_base, size_t to_skip, const hetccl_layout_t* source,
                             const uint8_t* source_base, size_t source_skip, size_t nbytes)
-    # The same bytes as runs of memory, at most max; returns how many. If they end before nbytes do, ask again from there.
-    int hetccl_layout_runs(const hetccl_layout_t* layout, uint8_t* base, size_t skip, size_t nbytes, iovec* out, int max)
+    # The same past the cache.
+    void hetccl_layout_copy_past(const hetccl_layout_t* to, uint8_t* to_base, size_t to_skip,
+                                 const hetccl_layout_t* source, const uint8_t* source_base, size_t source_skip,
+                                 size_t nbytes)
+    # The same bytes as runs of memory, at most max; returns how many. If they end before nbytes do, ask again there.
+    int hetccl_layout_runs(const hetccl_layout_t* layout, uint8_t* base, size_t skip, size_t nbytes, iovec* out,
+                           int max)
 
 
 # A part of a buffer, which a collective gives to one rank, say. Its packed stream has nbytes.
@@ -53,8 +58,8 @@ cdef class Layout:
     cdef int64_t npieces
     cdef int code                # HETCCL_<dtype> that all of its elements have, or HETCCL_RAW
     cdef bint contiguous         # one run of size == extent bytes at 0, so that no layout is needed
-    # What layout_apart knows: the loops inside the root's, (count, bytes), the bytes that their body reaches over,
-    # whether the body touches none of them twice, and how many elements have been found to be apart.
+    # What layout_apart knows: the loops inside the root's, (count, bytes), how many bytes their body reaches over,
+    # whether the body surely touches none of them twice, and how many elements have been found to be apart.
     cdef list loops
     cdef object reach
     cdef bint body_apart

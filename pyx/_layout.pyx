@@ -9,7 +9,7 @@ from libc.stdint cimport INT64_MAX, int64_t
 from libc.stdlib cimport calloc, free
 
 from hetccl._abi cimport HETCCL_RAW
-from hetccl._dtype cimport datatype_code, datatype_handle, type_name
+from hetccl._dtype cimport datatype_code, datatype_handle
 
 cdef object decode = None   # mpi4py datatype -> description; see register_decoder
 cdef dict layouts = {}      # MPI datatype handle -> Layout, until forget()
@@ -229,7 +229,7 @@ cdef tuple chain_of(tuple node):
 
 
 cdef bint loops_apart(list loops, reach) except -1:
-    """Whether loops around `reach` bytes surely touch none of them twice: each steps over what the shorter ones reach."""
+    """Whether loops around `reach` bytes surely touch none twice: each steps over what the shorter ones reach."""
     for count, stride in sorted(loops, key=lambda loop: loop[1]):
         if count > 1:
             if stride < reach:

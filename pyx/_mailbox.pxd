@@ -1,60 +1,20 @@
 """Point-to-point messages of one communicator, matched as MPI matches them."""
 
+cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from hetccl._letters cimport (
+    ANY, MESSAGE_COMPLETE, MESSAGE_FAILED, MESSAGE_IDLE, MESSAGE_MOVING, MESSAGE_POSTED, MESSAGE_TOO_LONG,
+    Held, HeldRow, Message, Row,
+)
 from hetccl._program cimport Link
-from hetccl._shm cimport hetccl_aside_t, hetccl_header_t, hetccl_msg_t
-
-cdef enum:
-    ANY = -1                             # any source, any tag
-
-cdef enum MessageState:
-    MESSAGE_IDLE = 0                     # not under way: never posted, or bound by Mailbox.take()
-    MESSAGE_POSTED = 1                   # waits for its turn, or for a match
-    MESSAGE_MOVING = 2
-    MESSAGE_COMPLETE = 3                 # from here on the mailbox does not know it any more
-    MESSAGE_TOO_LONG = 4                 # receive: the message has refused_nbytes, and stays for the next receive
-    MESSAGE_FAILED = 5                   # status and msg.error say why
-
-
-ctypedef struct Held:                    # a message that was set aside; the mailbox's
-    Held* next
-    Held* previous
-    hetccl_aside_t aside
-    size_t cost_nbytes                   # of memory
-    bint whole                           # all of it is out of the link
-    int status                           # 0, or the fault that kept it from becoming whole
-
-
-ctypedef struct HeldRow:
-    Held* first
-    Held* last
-
-
-ctypedef struct Message:                 # one send or receive; the caller's, who keeps it until its state is final
-    Message* next                        # the mailbox's
-    bint sending
-    int peer                             # destination; source or ANY; once matched: the sender
-    int64_t tag                          # or ANY; once matched: the message's
-    size_t capacity                      # receive: bytes of room
-    hetccl_msg_t msg                     # the caller fills ptr, layout, skip and flags, for a send also nbytes
-    int state                            # enum MessageState
-    size_t refused_nbytes
-    int status                           # of the transport, negative
-    uint64_t order                       # the mailbox's: receives match in the order they were posted
-    Held* held                           # the mailbox's, once matched with a message that was set aside; else NULL
-
+from hetccl._shm cimport hetccl_header_t
 
 ctypedef struct Probed:
     int source
     int64_t tag
     size_t nbytes
-
-
-ctypedef struct Row:                     # messages in order
-    Message* first
-    Message* last
 
 
 ctypedef struct Peer:
@@ -70,6 +30,7 @@ ctypedef struct Peer:
     int place                            # in Mailbox.busy, or NOT_BUSY
 
 
+@cython.final
 cdef class Mailbox:                      # all methods are called under the executor's mutex
     cdef int nranks
     cdef Link* send_links                # per peer; the executor's
@@ -100,6 +61,8 @@ cdef class Mailbox:                      # all methods are called under the exec
     # End the traffic with one peer, or with ANY: messages under way become MESSAGE_FAILED with this status.
     cdef void end(self, int peer, int status) noexcept nogil
 
+    cdef void post_send(self, Message* message) noexcept nogil
+    cdef int enter(self, int rank, Message* message) noexcept nogil
     cdef void post_unmatched(self, Message* message) noexcept nogil
     cdef bint poll_peer(self, int rank) noexcept nogil
     cdef bint poll_sends(self, int rank) noexcept nogil

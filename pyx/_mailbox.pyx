@@ -6,9 +6,11 @@ then it is set aside. What a sender does not keep itself takes memory here, up t
 No GIL, no lock of its own (the executor's mutex is held), and nothing here waits: the executor polls.
 """
 
+cimport cython
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free, malloc
 
+from hetccl._letters cimport append, first_of, free_held, hook, pop, remove, unhook
 from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_MOVED, HETCCL_MSG_NEW, HETCCL_MSG_POSTED
 
 cdef enum:
@@ -34,6 +36,7 @@ cdef Mailbox mailbox_new(int nranks, Link* send_links, Link* recv_links):
     return mailbox
 
 
+@cython.final
 cdef class Mailbox:
     """Made by mailbox_new()."""
 
@@ -54,12 +57,7 @@ cdef class Mailbox:
         message.msg.state, message.msg.slot, message.msg.error = HETCCL_MSG_NEW, 0, 0
         self.npending += 1
         if message.sending:
-            message.msg.tag = <uint32_t>message.tag
-            if self.peers[message.peer].status < 0:
-                self.refuse(message, message.peer)
-                return
-            append(&self.peers[message.peer].sends, message)
-            self.work(message.peer)
+            self.post_send(message)
             return
         if held == NULL:
             held = self.find_held(message.peer, message.tag, &probed)
@@ -78,6 +76,35 @@ cdef class Mailbox:
         message.state = MESSAGE_MOVING
         append(&self.peers[message.peer].unloading, message)
         self.work(message.peer)
+
+    cdef void post_send(self, Message* message) noexcept nogil:
+        cdef Peer* peer = &self.peers[message.peer]
+        cdef int status = HETCCL_AGAIN
+        message.msg.tag = <uint32_t>message.tag
+        if peer.status < 0:
+            self.refuse(message, message.peer)
+            return
+        if peer.sends.first == NULL:
+            status = self.enter(message.peer, message)
+        if status == HETCCL_AGAIN or status == HETCCL_MOVED:
+            append(&peer.sends, message)
+            self.work(message.peer)
+        elif status < 0:
+            self.fail(message.peer, status, message.msg.error)
+            self.refuse(message, message.peer)
+
+    cdef int enter(self, int rank, Message* message) noexcept nogil:
+        """Move the first message of a row into its link; DONE: the next may follow."""
+        cdef Link* link = &self.send_links[rank]
+        cdef int status = link.ops.send(link.state, &message.msg)
+        message.state = MESSAGE_MOVING
+        if status == HETCCL_DONE:
+            self.finish(message, MESSAGE_COMPLETE, 0)
+        elif status >= 0 and message.msg.state == HETCCL_MSG_POSTED:
+            append(&self.peers[rank].sent, message)
+            self.work(rank)
+            status = HETCCL_DONE
+        return status
 
     cdef void post_unmatched(self, Message* message) noexcept nogil:
         message.order = self.order
@@ -139,21 +166,15 @@ cdef class Mailbox:
             message = next
         while peer.sends.first != NULL:
             message = peer.sends.first
-            message.state = MESSAGE_MOVING
-            status = link.ops.send(link.state, &message.msg)
+            next = message.next
+            status = self.enter(rank, message)
             if status < 0:
                 self.fail(rank, status, message.msg.error)
                 return True
             moved |= status != HETCCL_AGAIN
-            if status == HETCCL_DONE:
-                remove(&peer.sends, NULL, message)
-                self.finish(message, MESSAGE_COMPLETE, 0)
-            elif message.msg.state == HETCCL_MSG_POSTED:
-                remove(&peer.sends, NULL, message)
-                append(&peer.sent, message)
-                moved = True
-            else:
+            if status != HETCCL_DONE:
                 break
+            peer.sends.first = next
         return moved
 
     cdef bint poll_receives(self, int rank) noexcept nogil:
@@ -431,68 +452,3 @@ cdef class Mailbox:
         self.busy[peer.place] = last
         self.peers[last].place = peer.place
         peer.place = NOT_BUSY
-
-
-cdef inline void append(Row* row, Message* message) noexcept nogil:
-    message.next = NULL
-    if row.first == NULL:
-        row.first = message
-    else:
-        row.last.next = message
-    row.last = message
-
-
-cdef inline void remove(Row* row, Message* previous, Message* message) noexcept nogil:
-    """previous: the one before it, or NULL."""
-    if previous == NULL:
-        row.first = message.next
-    else:
-        previous.next = message.next
-    if row.last == message:
-        row.last = previous
-
-
-cdef inline Message* pop(Row* row) noexcept nogil:
-    cdef Message* message = row.first
-    remove(row, NULL, message)
-    return message
-
-
-cdef inline Message* first_of(Row* row, int64_t tag, Message** previous_p) noexcept nogil:
-    """The first receive that takes this tag, and the one before it."""
-    cdef Message* message = row.first
-    while message != NULL and message.tag != ANY and message.tag != tag:
-        previous_p[0] = message
-        message = message.next
-    return message
-
-
-cdef inline void hook(HeldRow* row, Held* held) noexcept nogil:
-    held.next, held.previous = NULL, row.last
-    if row.last == NULL:
-        row.first = held
-    else:
-        row.last.next = held
-    row.last = held
-
-
-cdef inline void unhook(HeldRow* row, Held* held) noexcept nogil:
-    if held.previous == NULL:
-        row.first = held.next
-    else:
-        held.previous.next = held.next
-    if held.next == NULL:
-        row.last = held.previous
-    else:
-        held.next.previous = held.previous
-
-
-cdef inline void free_held(HeldRow* row) noexcept nogil:
-    cdef Held* held = row.first
-    cdef Held* next
-    while held != NULL:
-        next = held.next
-        free(held.aside.buffer)
-        free(held)
-        held = next
-    row.first = row.last = NULL

@@ -17,9 +17,9 @@ from libc.string cimport memcpy
 
 from hetccl._abi cimport (
     HETCCL_AVG, HETCCL_BAND, HETCCL_BFLOAT16, HETCCL_BOR, HETCCL_BXOR, HETCCL_COMPLEX64, HETCCL_COMPLEX128,
-    HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64, HETCCL_LAND, HETCCL_LONGDOUBLE,
-    HETCCL_LOR, HETCCL_LXOR, HETCCL_MAX, HETCCL_MAXLOC, HETCCL_MIN, HETCCL_MINLOC, HETCCL_PREMUL_SUM, HETCCL_PROD,
-    HETCCL_SUM, HETCCL_USER,
+    HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64, HETCCL_LAND,
+    HETCCL_LONGDOUBLE, HETCCL_LOR, HETCCL_LXOR, HETCCL_MAX, HETCCL_MAXLOC, HETCCL_MIN, HETCCL_MINLOC,
+    HETCCL_PREMUL_SUM, HETCCL_PROD, HETCCL_SUM, HETCCL_USER,
 )
 from hetccl._buffer cimport dtype_itemsize, dtype_name
 from hetccl._dtype cimport code_of_name, type_name
@@ -190,8 +190,8 @@ cdef Op op_of(object op, int dtype, OpChoice* choice, object datatype=None):
         if found.freed:
             raise ValueError(f"op: {found!r} has been freed")
         if found.function is None and datatype_of(dtype, datatype) is None:
-            raise TypeError(f"op: MPI has no datatype for {dtype_name(dtype)}, which a user's MPI op needs; name one in "
-                            "the buffer spec")
+            raise TypeError(f"op: MPI has no datatype for {dtype_name(dtype)}, which an op made in C needs; name one "
+                            "in the buffer spec")
         return found
     choice.reduce = reduce_for(dtype, HETCCL_SUM if found.kind == KIND_PREMUL else found.code)
     if found.kind == KIND_PREMUL:

@@ -92,6 +92,7 @@ ctypedef struct Run:                     # a program at work on one portion of t
     uint32_t tag                         # of all messages: which collective this is
     hetccl_reduce_fn reduce
     int divisor                          # 0: no division
+    bint past_cache                      # what only moves to OUT is stored past the cache
     uint8_t* fetch_scratch               # FETCH_BYTES for each source of the widest Reduce
     const void** operands                # one for each source of the widest Reduce
     Failure failure                      # set when a poll answers a negative number

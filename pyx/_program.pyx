@@ -9,8 +9,10 @@ from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from hetccl._layout cimport hetccl_layout_copy, hetccl_layout_t
-from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_EPEER, HETCCL_ESYSTEM, HETCCL_MOVED, HETCCL_MSG_POSTED
+from hetccl._layout cimport hetccl_layout_copy, hetccl_layout_copy_past, hetccl_layout_t
+from hetccl._shm cimport (
+    HETCCL_AGAIN, HETCCL_DONE, HETCCL_EPEER, HETCCL_ESYSTEM, HETCCL_MOVED, HETCCL_MSG_PAST_CACHE, HETCCL_MSG_POSTED,
+)
 
 
 cdef extern from *:
@@ -44,9 +46,10 @@ cdef enum:
 cdef enum:
     CHUNKS_PER_POLL = 64
 
-# Places in Run.base (hetccl.plan.Buf); OUT is 1.
+# Places in Run.base (hetccl.plan.Buf).
 cdef enum:
     IN = 0
+    OUT = 1
     SCRATCH = 2
 
 KINDS = {"Send": SEND, "Recv": RECV, "Reduce": REDUCE, "Copy": COPY}
@@ -253,6 +256,8 @@ cdef inline void start(Run* run, Step* step) noexcept nogil:
     if step.kind == SEND or step.kind == RECV:
         place_resolve(run, &step.block, message)
         message.tag = run.tag
+        if step.kind == RECV and step.block.buf == OUT and run.past_cache:
+            message.flags = HETCCL_MSG_PAST_CACHE
     elif step.kind == REDUCE:
         place_resolve(run, &step.block, &block)
         for i in range(step.nsources):
@@ -277,7 +282,11 @@ cdef inline int advance_copy(Run* run, Step* step) noexcept nogil:
     block.skip = source.skip = 0
     place_resolve(run, &step.block, &block)
     place_resolve(run, &step.source, &source)
-    if source.ptr != block.ptr or source.layout != block.layout:
+    if source.ptr == block.ptr and source.layout == block.layout:
+        return HETCCL_DONE
+    if step.block.buf == OUT and run.past_cache:
+        hetccl_layout_copy_past(block.layout, block.ptr, block.skip, source.layout, source.ptr, source.skip, block.nbytes)
+    else:
         hetccl_layout_copy(block.layout, block.ptr, block.skip, source.layout, source.ptr, source.skip, block.nbytes)
     return HETCCL_DONE
 

@@ -210,7 +210,6 @@ cdef class Request:
 
     cdef int refuse_closed(self) except -1:
         if self.executor.closed:
-            self.drop()
             name = CALLS[self.work.call]
             raise CommClosed(f"{name}: the communicator was freed before the request was complete", call=name)
         return 0

@@ -36,6 +36,7 @@ ctypedef struct Collective:              # one call. Its owner keeps it, and all
     size_t itemsize
     hetccl_reduce_fn reduce              # NULL: data are only moved
     int divisor                          # AVG: by what the last step divides
+    bint past_cache                      # OUT is so large that it is stored past the cache
     int status
     Failure failure
 

@@ -100,7 +100,7 @@ cdef int begin_check(Row* row, Collective* head) noexcept nogil:
     run.base[0], run.base[1] = <uint8_t*>head.check.mine, <uint8_t*>head.check.everyone
     run.parts[0] = run.parts[1] = NULL
     run.unit_stride[0] = run.unit_stride[1] = run.unit_stride[2] = run.count = nbytes
-    run.itemsize, run.reduce, run.divisor = 1, NULL, 0
+    run.itemsize, run.reduce, run.divisor, run.past_cache = 1, NULL, 0, False
     # Ranks in different collectives meet here.
     run.tag = head.tag | ANY_CALL
     run_reset(run, <Program>head.check.program, row.nranks)
@@ -115,6 +115,7 @@ cdef int begin(Row* row, Collective* head) noexcept nogil:
     run.parts[0], run.parts[1] = head.in_parts, head.out_parts
     run.unit_stride[0], run.unit_stride[1], run.unit_stride[2] = head.count, head.count, head.portion
     run.itemsize, run.reduce, run.divisor = head.itemsize, head.reduce, head.divisor
+    run.past_cache = head.past_cache
     run.tag = head.tag
     return 0
 

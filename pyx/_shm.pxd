@@ -15,11 +15,13 @@ cdef extern from "hetccl/transport.h" nogil:
         HETCCL_ELENGTH
         HETCCL_ESYSTEM
         HETCCL_ENOMEM
+        HETCCL_EBROKEN
         HETCCL_ETAG
         HETCCL_MSG_NEW
         HETCCL_MSG_POSTED
         HETCCL_MSG_STREAM
         HETCCL_MSG_SYNC
+        HETCCL_MSG_PAST_CACHE
 
     ctypedef struct hetccl_msg_t:
         uint8_t* ptr

@@ -179,6 +179,7 @@ cdef class Segment:
         refused = []
         for peer in range(self.nranks):
             word = 0
+            link.peer_block = &self.blocks[peer]
             link.peer_pid = self.blocks[peer].pid
             status = hetccl_shm_read_peer(&link, &msg, &word, self.blocks[peer].probe_address, sizeof(word))
             readable[peer] = status == HETCCL_DONE and word == self.probe_word

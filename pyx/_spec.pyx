@@ -4,7 +4,7 @@ Layer L2, called by _comm with the GIL held; no locks. The forms, and what a mis
 mpi4py's. Unlike mpi4py, parts that leave the buffer, and parts that are to receive and share a byte, are refused.
 """
 
-from cpython.number cimport PyIndex_Check
+from cpython.number cimport PyIndex_Check, PyNumber_Index
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
@@ -14,8 +14,8 @@ from hetccl._buffer cimport (
     span_of, span_read, span_release,
 )
 from hetccl._dtype cimport type_name
-from hetccl._layout cimport Layout, hetccl_layout_copy, hetccl_layout_runs, iovec
-from hetccl._overlap cimport part_check_writes, parts_shared
+from hetccl._layout cimport Layout, hetccl_layout_copy, hetccl_layout_copy_past, hetccl_layout_runs, iovec
+from hetccl._overlap cimport part_check_writes, parts_shared, parts_shared_across
 
 
 cdef int parts_of(object obj, Span* span, object arg, bint writable, int nparts, Part* parts) except -1:
@@ -104,7 +104,7 @@ cdef int part_fill(
     if displ < 0:
         raise ValueError(f"{arg}: displacements[{index}] is negative: {displ}")
     if step < 0 and displ > 0:
-        raise ValueError(f"{arg}: displacements[{index}] is {displ}, of elements whose extent is negative: {step} bytes")
+        raise ValueError(f"{arg}: displacements[{index}] is {displ}, of elements of negative extent, {step} bytes")
     cdef int64_t room = 0
     if displ == 0 or displ <= nbytes // max(step, 1):
         room = element_room(element, displ * step, nbytes)
@@ -198,13 +198,17 @@ cdef int check_length(object values, object arg, object what, int nparts) except
 
 
 cdef int64_t integer_of(object value, object arg, object what, int index) except? -1:
-    label = what if index < 0 else f"{what}[{index}]"
+    """value as a C integer. index: its place in the list of `what`, or -1 for one alone; for errors."""
     if not PyIndex_Check(value):
-        raise TypeError(f"{arg}: {label} must be an integer, got {type_name(value)}")
-    number = value.__index__()
-    if not -INT64_MAX <= number <= INT64_MAX:
-        raise ValueError(f"{arg}: {label} is beyond any buffer: {number}")
-    return number
+        raise TypeError(f"{arg}: {label_of(what, index)} must be an integer, got {type_name(value)}")
+    try:
+        return PyNumber_Index(value)
+    except OverflowError as error:
+        raise ValueError(f"{arg}: {label_of(what, index)} is beyond any buffer: {value}") from error
+
+
+cdef object label_of(object what, int index):
+    return what if index < 0 else f"{what}[{index}]"
 
 
 cdef int64_t times(int64_t step, int index, object arg) except? -1:
@@ -238,20 +242,50 @@ def describe_parts(obj, nparts, writable=False, w=False):
         free(parts)
 
 
+def check_parts(sendbuf, recvbuf, nparts, w=False):
+    """Raise ValueError if a part of one vector spec shares memory with one of the other. For tests.
+
+    nparts : ranks of the communicator, > 0        w : the specs are of Alltoallw
+    """
+    cdef Span send, recv
+    cdef list owners = []
+    cdef int n = nparts, first = 0, second = 0
+    cdef Part* parts = <Part*> malloc(2 * n * sizeof(Part))
+    if parts == NULL:
+        raise MemoryError()
+    span_clear(&send)
+    span_clear(&recv)
+    try:
+        if w:
+            parts_of_w(sendbuf, &send, "sendbuf", False, n, parts, owners)
+            parts_of_w(recvbuf, &recv, "recvbuf", True, n, parts + n, owners)
+        else:
+            parts_of(sendbuf, &send, "sendbuf", False, n, parts)
+            parts_of(recvbuf, &recv, "recvbuf", True, n, parts + n)
+        if parts_shared_across(parts, n, parts + n, n, &first, &second):
+            raise ValueError(f"parts {first} of sendbuf and {second} of recvbuf overlap")
+    finally:
+        span_release(&send)
+        span_release(&recv)
+        free(parts)
+
+
 def pack(obj, out, skip=0):
     """Copy len(out) bytes of the packed stream of a spec, `skip` bytes after its beginning. For tests and benches."""
     move(obj, skip, out, 0, len(out))
 
 
-def move(source, from_byte, target, to_byte, nbytes):
+def move(source, from_byte, target, to_byte, nbytes, past_cache=False):
     """Copy bytes of one spec's packed stream to another's. For tests and benches.
 
     source, target     : array or mpi4py buffer spec
     from_byte, to_byte : where in the packed streams
+    past_cache         : whether the target is stored past the cache
     Raises             : ValueError (beyond the end), and as describe
     """
     cdef Span a, b
     cdef size_t skip_a = from_byte, skip_b = to_byte, n = nbytes
+    cdef bint past = past_cache
     span_clear(&a)
     span_clear(&b)
     try:
@@ -261,7 +295,8 @@ def move(source, from_byte, target, to_byte, nbytes):
         if skip_a + n > a.count * a.itemsize or skip_b + n > b.count * b.itemsize:
             raise ValueError(f"{nbytes} bytes are beyond the end of a packed stream")
         with nogil:
-            hetccl_layout_copy(b.layout, <uint8_t*> b.ptr, skip_b, a.layout, <const uint8_t*> a.ptr, skip_a, n)
+            (hetccl_layout_copy_past if past else hetccl_layout_copy)(
+                b.layout, <uint8_t*> b.ptr, skip_b, a.layout, <const uint8_t*> a.ptr, skip_a, n)
     finally:
         span_release(&a)
         span_release(&b)

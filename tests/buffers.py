@@ -351,6 +351,8 @@ REFUSED = [
         missing=without("torch", "ml_dtypes"),
     ),
     Kind("misaligned", misaligned, flat, error=BufferError),
+    Kind("swapped", lambda v: v.astype(v.dtype.newbyteorder(">")), flat, error=TypeError),
+    Kind("cai-swapped", lambda v: Cai(v.astype(">f4")), flat, error=TypeError),
     Kind("object", lambda v: v.astype(object), flat, error=TypeError),
     Kind("masked", np.ma.array, flat, error=TypeError),
     Kind("list", lambda v: [v.tolist()], flat, error=ValueError),
@@ -363,7 +365,6 @@ RECORD = np.dtype([("a", "f4"), ("b", "i2"), ("c", "u1", 3)])
 
 # Elements without a dtype of ours: they can be moved, not reduced.
 RAW = [
-    Kind("swapped", lambda v: v.astype(v.dtype.newbyteorder(">")), flat),
     Kind("structured", lambda v: np.frombuffer(v.tobytes() * RECORD.itemsize, RECORD).copy(), flat),
     Kind("structured-memoryview", lambda v: memoryview(np.frombuffer(v.tobytes() * 9, RECORD).copy()), flat),
     Kind("void", lambda v: np.frombuffer(v.tobytes(), "V4").copy(), flat),
@@ -372,11 +373,8 @@ RAW = [
     Kind("bytes-of-3", lambda v: v.astype("S3"), flat),
     Kind("dlpack-complex32", lambda v: Dlpack1(v.astype("f4"), code=5), lambda d: flat(d.values)),
     Kind("dlpack-float4-pairs", lambda v: Dlpack1(v.astype("u1"), code=17), lambda d: flat(d.values)),
-    Kind("cai-swapped", lambda v: Cai(v.astype(">f4")), lambda d: flat(d.values)),
     Kind("cai-void", lambda v: Cai(v.view("V4")), lambda d: flat(d.values)),
-    Kind(
-        "ml_dtypes-float8", lambda v: v.astype(ml_dtypes.float8_e4m3b11fnuz), flat, missing=without("ml_dtypes")
-    ),
+    Kind("ml_dtypes-float8", lambda v: v.astype(ml_dtypes.float8_e4m3b11fnuz), flat, missing=without("ml_dtypes")),
 ]
 
 DEVICES = [

@@ -1,6 +1,6 @@
 """Set up .venv with all that hetccl needs, and install only what is missing; run by the Makefile.
 
-usage: python3 tools/environment.py [test] [lint]
+usage: python3 tools/environment.py [test] [lint] [docs]
 
 Everything lands inside this folder. Started with any Python, it makes the virtual environment and goes on inside it.
 """

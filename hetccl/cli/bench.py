@@ -89,6 +89,8 @@ def check_options(args):
     """Refuse options that do not fit each other. Returns the NumPy dtype."""
     if args.minbytes > args.maxbytes:
         args.refuse(f"argument -b/--minbytes: {args.minbytes} is more than -e/--maxbytes, {args.maxbytes}")
+    if args.op == "avg" and not COLLECTIVES[args.collective].averages:
+        args.refuse(f"argument -o/--op: {args.collective} has no average; choose another")
     if args.compare and COLLECTIVES[args.collective].reduces:
         if args.op == "avg":
             args.refuse("argument --compare: MPI has no average; choose another -o/--op")

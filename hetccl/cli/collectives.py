@@ -5,6 +5,8 @@ the size is the bytes of the larger buffer of a rank, algbw = size / time, busbw
 makes busbw comparable with the speed of the slowest link whatever p is.
 """
 
+import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,23 +33,26 @@ class Side:
 class Collective:
     """One collective.
 
-    reduces  : takes an op          rooted : takes a root
-    parts    : "count" is size / p, as in nccl-tests' all-gather, because one buffer holds p blocks
     units    : (blocks of count elements in the send buffer, in the receive buffer), from p
-    modes    : which of "out" (of place) and "in" (place) exist
     factor   : busbw / algbw, from p
     call     : (side, send, recv, root) -> None; send is None in place, where recv holds the input
     expected : (inputs, rank, root, count) -> array, or None on a rank that receives nothing
+    reduces  : takes an op
+    averages : of these, whether the average is one
+    rooted   : takes a root
+    parts    : "count" is size / p, as in nccl-tests' all-gather, because one buffer holds p blocks
+    modes    : which of "out" (of place) and "in" (place) exist
     """
 
-    reduces: bool
-    rooted: bool
-    parts: bool
     units: Callable
-    modes: tuple
     factor: Callable
     call: Callable
     expected: Callable
+    reduces: bool = False
+    averages: bool = True
+    rooted: bool = False
+    parts: bool = False
+    modes: tuple = ("out", "in")
 
 
 class Inputs:
@@ -75,9 +80,9 @@ class Inputs:
         """Elements [start, start + count) of a rank's input."""
         return _stretch(self.pattern(rank).astype(self.dtype), start, count)
 
-    def reduced(self, start, count):
-        """Elements [start, start + count) of the reduction over all ranks."""
-        patterns = (self.pattern(rank) for rank in range(self.size))
+    def reduced(self, start, count, nranks=None):
+        """Elements [start, start + count) of the reduction over all ranks, or the first `nranks`."""
+        patterns = (self.pattern(rank) for rank in range(nranks or self.size))
         total = next(patterns)
         combine = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[self.op]
         for pattern in patterns:
@@ -121,6 +126,73 @@ def _alltoall(side, send, recv, root):
     side.comm.Alltoall(side.in_place if send is None else send, recv)
 
 
+@functools.cache
+def lengths(count, p):
+    """Unequal parts of p blocks of count elements: (lengths, starts). By twos, one half as long, one as much longer."""
+    half = count // 2
+    parts = [count] * p
+    for rank in range(0, p - 1, 2):
+        parts[rank : rank + 2] = count - half, count + half
+    return tuple(parts), tuple(itertools.accumulate(parts[:-1], initial=0))
+
+
+@functools.cache
+def rows(count, p, rank):
+    """The parts that a rank exchanges with each other in an unequal all-to-all: (lengths, starts)."""
+    parts = [lengths(count, p)[0][(rank + peer) % p] for peer in range(p)]
+    return tuple(parts), tuple(itertools.accumulate(parts[:-1], initial=0))
+
+
+def _gather(side, send, recv, root):
+    comm = side.comm
+    if comm.rank == root:
+        comm.Gather(side.in_place if send is None else send, recv, root)
+    else:
+        comm.Gather(recv.reshape(comm.size, -1)[comm.rank] if send is None else send, None, root)
+
+
+def _scatter(side, send, recv, root):
+    side.comm.Scatter(send if side.comm.rank == root else None, recv, root)
+
+
+def _gatherv(side, send, recv, root):
+    comm = side.comm
+    parts = lengths(len(recv) // comm.size, comm.size)
+    comm.Gatherv(send[: parts[0][comm.rank]], [recv, parts] if comm.rank == root else None, root)
+
+
+def _scatterv(side, send, recv, root):
+    comm = side.comm
+    parts = lengths(len(send) // comm.size, comm.size)
+    comm.Scatterv([send, parts] if comm.rank == root else None, recv[: parts[0][comm.rank]], root)
+
+
+def _allgatherv(side, send, recv, root):
+    comm = side.comm
+    parts = lengths(len(recv) // comm.size, comm.size)
+    comm.Allgatherv(send[: parts[0][comm.rank]], [recv, parts])
+
+
+def _reduce_scatterv(side, send, recv, root):
+    comm = side.comm
+    counts, _ = lengths(len(send) // comm.size, comm.size)
+    comm.Reduce_scatter(send, recv[: counts[comm.rank]], counts, side.op)
+
+
+def _alltoallv(side, send, recv, root):
+    comm = side.comm
+    parts = rows(len(send) // comm.size, comm.size, comm.rank)
+    comm.Alltoallv([send, parts], [recv, parts])
+
+
+def _scan(side, send, recv, root):
+    side.comm.Scan(side.in_place if send is None else send, recv, side.op)
+
+
+def _exscan(side, send, recv, root):
+    side.comm.Exscan(side.in_place if send is None else send, recv, side.op)
+
+
 def _sendrecv(side, send, recv, root):
     comm = side.comm
     comm.Sendrecv(send, (comm.rank + 1) % comm.size, recvbuf=recv, source=(comm.rank - 1) % comm.size)
@@ -130,13 +202,30 @@ def _blocks_from_all(inputs, start, count):
     return np.concatenate([inputs.of(rank, start, count) for rank in range(inputs.size)])
 
 
+def _parts_from_all(inputs, count):
+    counts, _ = lengths(count, inputs.size)
+    return np.concatenate([inputs.of(rank, 0, part) for rank, part in enumerate(counts)])
+
+
+def _part(count, size, rank):
+    counts, starts = lengths(count, size)
+    return starts[rank], counts[rank]
+
+
+def _parts_to(inputs, rank, count):
+    sent = [rows(count, inputs.size, peer) for peer in range(inputs.size)]
+    return np.concatenate([inputs.of(peer, starts[rank], counts[rank]) for peer, (counts, starts) in enumerate(sent)])
+
+
+def _all_but_own(p):
+    return (p - 1) / p
+
+
+# The largest part of unequal ones is one and a half blocks.
 COLLECTIVES = {
     "allreduce": Collective(
         reduces=True,
-        rooted=False,
-        parts=False,
         units=lambda p: (1, 1),
-        modes=("out", "in"),
         factor=lambda p: 2 * (p - 1) / p,
         call=_allreduce,
         expected=lambda inputs, rank, root, count: inputs.reduced(0, count),
@@ -144,61 +233,123 @@ COLLECTIVES = {
     "reduce": Collective(
         reduces=True,
         rooted=True,
-        parts=False,
         units=lambda p: (1, 1),
-        modes=("out", "in"),
         factor=lambda p: 1.0,
         call=_reduce,
         expected=lambda inputs, rank, root, count: inputs.reduced(0, count) if rank == root else None,
     ),
     # MPI's broadcast has one buffer.
     "broadcast": Collective(
-        reduces=False,
         rooted=True,
-        parts=False,
-        units=lambda p: (1, 1),
         modes=("in",),
+        units=lambda p: (1, 1),
         factor=lambda p: 1.0,
         call=_broadcast,
         expected=lambda inputs, rank, root, count: inputs.of(root, 0, count),
     ),
     "allgather": Collective(
-        reduces=False,
-        rooted=False,
         parts=True,
         units=lambda p: (1, p),
-        modes=("out", "in"),
-        factor=lambda p: (p - 1) / p,
+        factor=_all_but_own,
         call=_allgather,
         expected=lambda inputs, rank, root, count: _blocks_from_all(inputs, 0, count),
     ),
+    "allgatherv": Collective(
+        parts=True,
+        modes=("out",),
+        units=lambda p: (min(p, 2), p),
+        factor=_all_but_own,
+        call=_allgatherv,
+        expected=lambda inputs, rank, root, count: _parts_from_all(inputs, count),
+    ),
+    "gather": Collective(
+        rooted=True,
+        parts=True,
+        units=lambda p: (1, p),
+        factor=_all_but_own,
+        call=_gather,
+        expected=lambda inputs, rank, root, count: _blocks_from_all(inputs, 0, count) if rank == root else None,
+    ),
+    "gatherv": Collective(
+        rooted=True,
+        parts=True,
+        modes=("out",),
+        units=lambda p: (min(p, 2), p),
+        factor=_all_but_own,
+        call=_gatherv,
+        expected=lambda inputs, rank, root, count: _parts_from_all(inputs, count) if rank == root else None,
+    ),
+    "scatter": Collective(
+        rooted=True,
+        parts=True,
+        modes=("out",),
+        units=lambda p: (p, 1),
+        factor=_all_but_own,
+        call=_scatter,
+        expected=lambda inputs, rank, root, count: inputs.of(root, rank * count, count),
+    ),
+    "scatterv": Collective(
+        rooted=True,
+        parts=True,
+        modes=("out",),
+        units=lambda p: (p, min(p, 2)),
+        factor=_all_but_own,
+        call=_scatterv,
+        expected=lambda inputs, rank, root, count: inputs.of(root, *_part(count, inputs.size, rank)),
+    ),
     "reduce_scatter": Collective(
         reduces=True,
-        rooted=False,
         parts=True,
         units=lambda p: (p, 1),
-        modes=("out", "in"),
-        factor=lambda p: (p - 1) / p,
+        factor=_all_but_own,
         call=_reduce_scatter,
         expected=lambda inputs, rank, root, count: inputs.reduced(rank * count, count),
     ),
+    "reduce_scatterv": Collective(
+        reduces=True,
+        parts=True,
+        modes=("out",),
+        units=lambda p: (p, min(p, 2)),
+        factor=_all_but_own,
+        call=_reduce_scatterv,
+        expected=lambda inputs, rank, root, count: inputs.reduced(*_part(count, inputs.size, rank)),
+    ),
     "alltoall": Collective(
-        reduces=False,
-        rooted=False,
         parts=True,
         units=lambda p: (p, p),
-        modes=("out", "in"),
-        factor=lambda p: (p - 1) / p,
+        factor=_all_but_own,
         call=_alltoall,
         expected=lambda inputs, rank, root, count: _blocks_from_all(inputs, rank * count, count),
     ),
+    "alltoallv": Collective(
+        parts=True,
+        modes=("out",),
+        units=lambda p: (p, p),
+        factor=_all_but_own,
+        call=_alltoallv,
+        expected=lambda inputs, rank, root, count: _parts_to(inputs, rank, count),
+    ),
+    "scan": Collective(
+        reduces=True,
+        averages=False,
+        units=lambda p: (1, 1),
+        factor=lambda p: 1.0,
+        call=_scan,
+        expected=lambda inputs, rank, root, count: inputs.reduced(0, count, rank + 1),
+    ),
+    # The first rank receives nothing.
+    "exscan": Collective(
+        reduces=True,
+        averages=False,
+        units=lambda p: (1, 1),
+        factor=lambda p: 1.0,
+        call=_exscan,
+        expected=lambda inputs, rank, root, count: inputs.reduced(0, count, rank) if rank else None,
+    ),
     # Each rank sends to the next and receives from the one before.
     "sendrecv": Collective(
-        reduces=False,
-        rooted=False,
-        parts=False,
-        units=lambda p: (1, 1),
         modes=("out",),
+        units=lambda p: (1, 1),
         factor=lambda p: 1.0,
         call=_sendrecv,
         expected=lambda inputs, rank, root, count: inputs.of((rank - 1) % inputs.size, 0, count),

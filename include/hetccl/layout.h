@@ -2,7 +2,8 @@
  * used by _layout and by transports). Plain C without libc beyond memcpy: a GPU kernel can be built from the same tree.
  *
  * The packed stream of a buffer is element after element, each in typemap order, as MPI_Pack has it; element i lies at
- * base + i * extent. A layout is a tree of pieces, one loop per piece, which _layout builds with adjacent runs merged. */
+ * base + i * extent. A layout is a tree of pieces, one loop per piece, which _layout builds with adjacent runs merged.
+ */
 #ifndef HETCCL_LAYOUT_H
 #define HETCCL_LAYOUT_H
 
@@ -10,6 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/uio.h>
+
+#include "hetccl/copy.h"
 
 typedef struct hetccl_piece {
     int64_t offset;          /* bytes from where its parent's iteration lies to its own first iteration */
@@ -74,17 +77,40 @@ static void hetccl_runs_unpack(uint8_t *memory, int64_t stride, int64_t run, int
     hetccl_runs_move(memory, stride, run, count, packed, 0);
 }
 
+static void hetccl_runs_unpack_past(uint8_t *memory, int64_t stride, int64_t run, int64_t count, uint8_t *packed)
+{
+    if (run < 2 * HETCCL_COPY_LINE) { /* no whole line is certain */
+        hetccl_runs_unpack(memory, stride, run, count, packed);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++, memory += stride, packed += run)
+        hetccl_copy_past_cache(memory, packed, (size_t)run);
+}
+
+/* Which way the bytes go; PAST: stores pass the cache. */
+enum hetccl_way { HETCCL_UNPACK, HETCCL_UNPACK_PAST, HETCCL_PACK };
+
+static void hetccl_runs(uint8_t *memory, int64_t stride, int64_t run, int64_t count, uint8_t *packed,
+                        enum hetccl_way way)
+{
+    switch (way) {
+    case HETCCL_UNPACK: hetccl_runs_unpack(memory, stride, run, count, packed); break;
+    case HETCCL_UNPACK_PAST: hetccl_runs_unpack_past(memory, stride, run, count, packed); break;
+    case HETCCL_PACK: hetccl_runs_pack(memory, stride, run, count, packed); break;
+    }
+}
+
 /* `count` whole iterations of a piece, the first of them at memory. */
-static void hetccl_piece_whole(const hetccl_piece_t *piece, uint8_t *memory, int64_t count, uint8_t *packed, int pack)
+static void hetccl_piece_whole(const hetccl_piece_t *piece, uint8_t *memory, int64_t count, uint8_t *packed, enum hetccl_way way)
 {
     if (!piece->nparts) {
-        (pack ? hetccl_runs_pack : hetccl_runs_unpack)(memory, piece->stride, piece->run, count, packed);
+        hetccl_runs(memory, piece->stride, piece->run, count, packed, way);
         return;
     }
     for (int64_t i = 0; i < count; i++, memory += piece->stride, packed += piece->run) {
         const hetccl_piece_t *part = piece->parts, *end = part + piece->nparts;
         for (; part < end; part++)
-            hetccl_piece_whole(part, memory + part->offset, part->count, packed + part->first, pack);
+            hetccl_piece_whole(part, memory + part->offset, part->count, packed + part->first, way);
     }
 }
 
@@ -103,27 +129,27 @@ static inline const hetccl_piece_t *hetccl_part_at(const hetccl_piece_t *piece, 
 }
 
 static void hetccl_piece_move(const hetccl_piece_t *piece, uint8_t *memory, int64_t skip, int64_t nbytes,
-                              uint8_t *packed, int pack);
+                              uint8_t *packed, enum hetccl_way way);
 
 /* Bytes [skip, skip + nbytes) of one iteration, which lies at memory; they do not leave it. */
 static void hetccl_piece_inside(const hetccl_piece_t *piece, uint8_t *memory, int64_t skip, int64_t nbytes,
-                                uint8_t *packed, int pack)
+                                uint8_t *packed, enum hetccl_way way)
 {
     if (!piece->nparts) {
-        (pack ? hetccl_runs_pack : hetccl_runs_unpack)(memory + skip, 0, nbytes, 1, packed);
+        hetccl_runs(memory + skip, 0, nbytes, 1, packed, way);
         return;
     }
     for (const hetccl_piece_t *part = hetccl_part_at(piece, skip); nbytes; part++) {
         int64_t from = skip - part->first, n = part->run * part->count - from;
         n = n < nbytes ? n : nbytes;
-        hetccl_piece_move(part, memory + part->offset, from, n, packed, pack);
+        hetccl_piece_move(part, memory + part->offset, from, n, packed, way);
         packed += n, skip += n, nbytes -= n;
     }
 }
 
 /* Bytes [skip, skip + nbytes) of a piece whose first iteration lies at memory: a rest, whole iterations, a rest. */
 static void hetccl_piece_move(const hetccl_piece_t *piece, uint8_t *memory, int64_t skip, int64_t nbytes,
-                              uint8_t *packed, int pack)
+                              uint8_t *packed, enum hetccl_way way)
 {
     int64_t whole;
     if (skip) {
@@ -132,14 +158,14 @@ static void hetccl_piece_move(const hetccl_piece_t *piece, uint8_t *memory, int6
     }
     if (skip) {
         int64_t n = piece->run - skip < nbytes ? piece->run - skip : nbytes;
-        hetccl_piece_inside(piece, memory, skip, n, packed, pack);
+        hetccl_piece_inside(piece, memory, skip, n, packed, way);
         memory += piece->stride, packed += n, nbytes -= n;
     }
     whole = nbytes / piece->run;
-    hetccl_piece_whole(piece, memory, whole, packed, pack);
+    hetccl_piece_whole(piece, memory, whole, packed, way);
     memory += whole * piece->stride, packed += whole * piece->run, nbytes -= whole * piece->run;
     if (nbytes)
-        hetccl_piece_inside(piece, memory, 0, nbytes, packed, pack);
+        hetccl_piece_inside(piece, memory, 0, nbytes, packed, way);
 }
 
 /* Copies the bytes [skip, skip + nbytes) of the packed stream of the elements at base to `packed`. */
@@ -148,7 +174,7 @@ static inline void hetccl_layout_pack(const hetccl_layout_t *layout, const uint8
 {
     const hetccl_piece_t *root = &layout->root;
     if (nbytes)
-        hetccl_piece_move(root, (uint8_t *)base + root->offset, (int64_t)skip, (int64_t)nbytes, packed, 1);
+        hetccl_piece_move(root, (uint8_t *)base + root->offset, (int64_t)skip, (int64_t)nbytes, packed, HETCCL_PACK);
 }
 
 /* Copies `packed` to the bytes [skip, skip + nbytes) of the packed stream of the elements at base. */
@@ -157,7 +183,17 @@ static inline void hetccl_layout_unpack(const hetccl_layout_t *layout, uint8_t *
 {
     const hetccl_piece_t *root = &layout->root;
     if (nbytes)
-        hetccl_piece_move(root, base + root->offset, (int64_t)skip, (int64_t)nbytes, (uint8_t *)packed, 0);
+        hetccl_piece_move(root, base + root->offset, (int64_t)skip, (int64_t)nbytes, (uint8_t *)packed, HETCCL_UNPACK);
+}
+
+/* The same, past the cache; hetccl_copy_fence() is the caller's. */
+static inline void hetccl_layout_unpack_past(const hetccl_layout_t *layout, uint8_t *base, size_t skip, size_t nbytes,
+                                             const uint8_t *packed)
+{
+    const hetccl_piece_t *root = &layout->root;
+    if (nbytes)
+        hetccl_piece_move(root, base + root->offset, (int64_t)skip, (int64_t)nbytes, (uint8_t *)packed,
+                          HETCCL_UNPACK_PAST);
 }
 
 #define HETCCL_LAYOUT_BOUNCE 8192 /* bytes: both halves of a copy stay in the first-level cache */
@@ -184,6 +220,28 @@ static inline void hetccl_layout_copy(const hetccl_layout_t *to, uint8_t *to_bas
             from_skip += n, to_skip += n, nbytes -= n;
         }
     }
+}
+
+/* The same, past the cache. */
+static inline void hetccl_layout_copy_past(const hetccl_layout_t *to, uint8_t *to_base, size_t to_skip,
+                                           const hetccl_layout_t *from, const uint8_t *from_base, size_t from_skip,
+                                           size_t nbytes)
+{
+    uint8_t bounce[HETCCL_LAYOUT_BOUNCE];
+    size_t n;
+    for (; nbytes; from_skip += n, to_skip += n, nbytes -= n) {
+        const uint8_t *packed = from_base + from_skip;
+        n = from && nbytes > sizeof bounce ? sizeof bounce : nbytes;
+        if (from) {
+            hetccl_layout_pack(from, from_base, from_skip, n, bounce);
+            packed = bounce;
+        }
+        if (to)
+            hetccl_layout_unpack_past(to, to_base, to_skip, n, packed);
+        else
+            hetccl_copy_past_cache(to_base + to_skip, packed, n);
+    }
+    hetccl_copy_fence();
 }
 
 typedef struct {
@@ -229,8 +287,8 @@ static int hetccl_piece_runs(const hetccl_piece_t *piece, uint8_t *memory, int64
     return 1;
 }
 
-/* The bytes [skip, skip + nbytes) of the packed stream as runs of memory, for scatter/gather I/O. Returns how many there
- * are, at most max: if they end before nbytes do, ask again from there. */
+/* The bytes [skip, skip + nbytes) of the packed stream as runs of memory, for scatter/gather I/O. Returns how many
+ * there are, at most max: if they end before nbytes do, ask again from there. */
 static inline int hetccl_layout_runs(const hetccl_layout_t *layout, uint8_t *base, size_t skip, size_t nbytes,
                                      struct iovec *out, int max)
 {

@@ -36,8 +36,8 @@ typedef struct {
     void (*divide)(void *dst, size_t count, int divisor); /* NULL where AVG is not defined */
 } hetccl_passes_t;
 
-/* Floats of 8 and 16 bits are summed in float32. widen: running = a. add: running = running op a. narrow: dst = running.
- * pass2: dst = a op b, for the commonest case. */
+/* Floats of 8 and 16 bits are summed in float32. widen: running = a. add: running = running op a. narrow: dst =
+ * running. pass2: dst = a op b, for the commonest case. */
 typedef struct {
     size_t itemsize; /* bytes */
     void (*widen)(float *running, const void *a, size_t count);

@@ -1,6 +1,6 @@
-/* The loops whose speed depends on the instruction set, and the tables of all. reduce.h includes this file once for each
- * set, with HETCCL_VARIANT (a name), HETCCL_TARGET (a function attribute) and HETCCL_LANES defined: hence no include
- * guard. */
+/* The loops whose speed depends on the instruction set, and the tables of all. reduce.h includes this file once for
+ * each set, with HETCCL_VARIANT (a name), HETCCL_TARGET (a function attribute) and HETCCL_LANES defined: hence no
+ * include guard. */
 
 HETCCL_INTEGER(i8, hetccl_i8_m, int8_t, 32, int32_t)
 HETCCL_INTEGER(u8, hetccl_u8_m, uint8_t, 32, uint32_t)

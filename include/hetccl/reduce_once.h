@@ -1,5 +1,5 @@
-/* Reductions that are compiled once, for the plainest instruction set: logical and bitwise ones, which wait for memory in
- * any, and MINLOC and MAXLOC, which no set helps. Included by reduce.h with HETCCL_VARIANT `once`. */
+/* Reductions that are compiled once, for the plainest instruction set: logical and bitwise ones, which wait for memory
+ * in any, and MINLOC and MAXLOC, which no set helps. Included by reduce.h with HETCCL_VARIANT `once`. */
 #ifndef HETCCL_REDUCE_ONCE_H
 #define HETCCL_REDUCE_ONCE_H
 

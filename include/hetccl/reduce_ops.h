@@ -126,8 +126,8 @@ HETCCL_OP uint8_t hetccl_f32_to_e5m2(float x)
     return (uint8_t)(HETCCL_PICK(uint32_t, magnitude > 0x7f800000, 0x7e, small) | sign);
 }
 
-/* Rounded to the neighbour whose last bit is 1, unless exact: a float of 22 bits or fewer can then be rounded from it as
- * from x itself. */
+/* Rounded to the neighbour whose last bit is 1, unless exact: a float of 22 bits or fewer can then be rounded from it
+ * as from x itself. */
 HETCCL_OP float hetccl_f64_to_f32_odd(double x)
 {
     float nearest = (float)x;
@@ -250,9 +250,9 @@ HETCCL_OP hetccl_c128_t hetccl_c128_mul(hetccl_c128_t a, hetccl_c128_t b)
 }
 
 /* ---- MINLOC and MAXLOC ----
- * Whether pair a is the result: NaN first, then the lesser (greater) value, then the lesser index, then a itself. -0 and
- * +0 are equal here, as they are to MPI. The winner is taken whole, with the bytes that pad it, by masks: which one wins
- * is not to be predicted. */
+ * Whether pair a is the result: NaN first, then the lesser (greater) value, then the lesser index, then a itself. -0
+ * and +0 are equal here, as they are to MPI. The winner is taken whole, with the bytes that pad it, by masks: no
+ * processor can predict which one wins. */
 #define HETCCL_LOC_FIRST(a, b, a_less, b_less)                                                                        \
     ((((a).value != (a).value) > ((b).value != (b).value)) |                                                          \
      ((((a).value != (a).value) == ((b).value != (b).value)) & ((a_less) | (!(b_less) & ((a).index <= (b).index)))))

@@ -218,6 +218,12 @@ static int64_t hetccl_shm_available(void *state, hetccl_msg_t *msg) {
     return (int64_t)(left < in_cell ? left : in_cell);
 }
 
+/* A peer that has freed the communicator may have given back what it offered: what was read there means nothing. */
+static inline int hetccl_shm_peer_left(const hetccl_shm_link_t *link) {
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(&link->peer_block->state, __ATOMIC_RELAXED) == HETCCL_RANK_FREED;
+}
+
 /* Reads from the peer's memory into runs of this process's, all of them. The runs are used up. */
 static int hetccl_shm_read_runs(hetccl_shm_link_t *link, hetccl_msg_t *msg, struct iovec *runs, int nruns,
                                 uint64_t address, size_t nbytes) {
@@ -226,7 +232,7 @@ static int hetccl_shm_read_runs(hetccl_shm_link_t *link, hetccl_msg_t *msg, stru
         ssize_t got = process_vm_readv(link->peer_pid, runs, (unsigned long)nruns, &remote, 1, 0);
         if (got < 0 && errno != EINTR) {
             msg->error = errno;
-            return errno == ESRCH ? HETCCL_EPEER : HETCCL_ESYSTEM;
+            return errno == ESRCH || hetccl_shm_peer_left(link) ? HETCCL_EPEER : HETCCL_ESYSTEM;
         }
         size_t left = got > 0 ? (size_t)got : 0;
         address += left;
@@ -241,13 +247,22 @@ static int hetccl_shm_read_runs(hetccl_shm_link_t *link, hetccl_msg_t *msg, stru
             runs->iov_len -= left;
         }
     }
-    return HETCCL_DONE;
+    return hetccl_shm_peer_left(link) ? HETCCL_EPEER : HETCCL_DONE;
 }
 
 static int hetccl_shm_read_peer(hetccl_shm_link_t *link, hetccl_msg_t *msg, void *dst, uint64_t address,
                                 size_t nbytes) {
     struct iovec run = {dst, nbytes};
     return hetccl_shm_read_runs(link, msg, &run, 1, address, nbytes);
+}
+
+static inline void hetccl_shm_unpack(const hetccl_msg_t *msg, size_t skip, size_t nbytes, const uint8_t *bytes) {
+    if (msg->flags & HETCCL_MSG_PAST_CACHE) {
+        hetccl_layout_unpack_past(msg->layout, msg->ptr, skip, nbytes, bytes);
+        hetccl_copy_fence();
+    } else {
+        hetccl_layout_unpack(msg->layout, msg->ptr, skip, nbytes, bytes);
+    }
 }
 
 /* Reads the message's next nbytes from the peer's memory to where its layout wants them. */
@@ -265,7 +280,7 @@ static int hetccl_shm_read_scattered(hetccl_shm_link_t *link, hetccl_msg_t *msg,
         } else {
             piece = nbytes - done < sizeof(bounce) ? nbytes - done : sizeof(bounce);
             status = hetccl_shm_read_peer(link, msg, bounce, address + done, piece);
-            if (status == HETCCL_DONE) hetccl_layout_unpack(msg->layout, msg->ptr, skip, piece, bounce);
+            if (status == HETCCL_DONE) hetccl_shm_unpack(msg, skip, piece, bounce);
         }
         if (status != HETCCL_DONE) return status;
     }
@@ -276,7 +291,10 @@ static int hetccl_shm_read_scattered(hetccl_shm_link_t *link, hetccl_msg_t *msg,
 static inline int hetccl_shm_deliver(hetccl_shm_link_t *link, hetccl_msg_t *msg, const uint8_t *bytes, uint64_t address,
                                      size_t nbytes) {
     if (bytes && msg->layout) {
-        hetccl_layout_unpack(msg->layout, msg->ptr, msg->skip + msg->done, nbytes, bytes);
+        hetccl_shm_unpack(msg, msg->skip + msg->done, nbytes, bytes);
+    } else if (bytes && msg->flags & HETCCL_MSG_PAST_CACHE) {
+        hetccl_copy_past_cache(msg->ptr + msg->done, bytes, nbytes);
+        hetccl_copy_fence();
     } else if (bytes) {
         memcpy(msg->ptr + msg->done, bytes, nbytes);
     } else if (msg->layout) {

@@ -18,14 +18,17 @@ enum hetccl_progress {
     HETCCL_ELENGTH = -2, /* the peer sent another length than this rank expects */
     HETCCL_ETAG = -4, /* the peer's message belongs to another collective */
     HETCCL_ESYSTEM = -3, /* a system call failed; msg.error holds errno */
-    HETCCL_ENOMEM = -5, /* no memory; no transport's, but those who use one share these numbers */
+    /* No transport's, but those who use one share these numbers: */
+    HETCCL_ENOMEM = -5,
+    HETCCL_EBROKEN = -6, /* the communicator has been broken by another fault */
 };
 
 /* POSTED: all of the message is in the link's hands, and what is missing is the peer's acknowledgement. */
 enum hetccl_msg_state { HETCCL_MSG_NEW = 0, HETCCL_MSG_POSTED = 1, HETCCL_MSG_STREAM = 2 };
 
-/* Flags of a message to send. SYNC: DONE only when a receive has taken it, however small it is. */
-enum hetccl_msg_flags { HETCCL_MSG_SYNC = 1 };
+/* Flags. SYNC, of a message to send: DONE only when a receive has taken it, however small it is. PAST_CACHE, of one to
+ * receive: so much is received that it would leave the cache before it is read. */
+enum hetccl_msg_flags { HETCCL_MSG_SYNC = 1, HETCCL_MSG_PAST_CACHE = 2 };
 
 /* One message at one of its ends. Its owner fills ptr, layout, skip, nbytes, tag, flags and zeroes the rest, which
  * belongs to the link. */

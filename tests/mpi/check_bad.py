@@ -128,7 +128,7 @@ def check_no_buffer(comm):
 
 def check_different_dtypes(comm):
     for other in (np.float32, np.int64, np.complex128):
-        refused(comm, (TypeError,), receive=lambda n, other=other: np.zeros(n, other))
+        refused(comm, (ValueError,), receive=lambda n, other=other: np.zeros(n, other))
 
 
 def check_short_receive(comm):

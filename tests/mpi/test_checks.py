@@ -12,7 +12,13 @@ LAYOUTS = {
     "check_p2p.py": ("AA", "AAB", "ABBA"),
     "check_bad.py": (jobs.ALONE, "AA", "AAB"),
     "check_reduce.py": ("A", "AB", "AAA", "ABC", "AAB", "AAABB"),
+    "check_ops.py": ("A", "AAA", "AAB", "AAABB"),
     "check_life.py": ("AA", "AAB"),
+    "check_semantics.py": (jobs.ALONE, "AA", "AAB", "ABAB"),
+    "check_semantics_ops.py": ("A", "AB", "AAB", "ABCA"),
+    "check_semantics_p2p.py": ("AA", "AAB", "ABBA"),
+    "check_semantics_requests.py": ("A", "AA", "AAB"),
+    "check_semantics_comms.py": ("AA", "AAB", "ABBA"),
 }
 # Checks of something that only some layouts have.
 ONLY = {"check_halves_round_once_across_islands": ("A", "AB", "ABC")}

@@ -1,7 +1,8 @@
 """What the tests of the host reductions share: numbers, operands and the reference.
 
-The reference folds in rank order with NumPy's own operators: floats of 8 and 16 bits are widened to float32, folded, and
-rounded once; MIN and MAX are spelled out with np.where, since np.maximum has no rule for signed zeros or NaN payloads.
+The reference folds in rank order with NumPy's own operators: floats of 8 and 16 bits are widened to float32, folded,
+and rounded once; MIN and MAX are spelled out with np.where, since np.maximum has no rule for signed zeros or NaN
+payloads.
 """
 
 from functools import cache

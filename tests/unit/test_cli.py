@@ -345,6 +345,7 @@ def test_sizes(text, nbytes):
         ("alltoal", "alltoal"),
         ("allreduce --compare nccl", "nccl"),
         ("allreduce --compare mpi4py -o avg", "average"),
+        ("scan -o avg", "average"),
         ("allreduce --compare mpi4py -d float16", "float16"),
         ("allreduce --json /nowhere/x.json", "/nowhere/x.json"),
         ("allreduce --csv /", "/"),
@@ -384,7 +385,25 @@ REFERENCE = {
     "reduce_scatter": lambda ins, rank, root, n, reduce: reduce(ins)[rank * n : rank * n + n],
     "alltoall": lambda ins, rank, root, n, reduce: ins[:, rank * n : rank * n + n].reshape(-1),
     "sendrecv": lambda ins, rank, root, n, reduce: ins[rank - 1][:n],
+    "gather": lambda ins, rank, root, n, reduce: ins[:, :n].reshape(-1) if rank == root else None,
+    "scatter": lambda ins, rank, root, n, reduce: ins[root][rank * n : rank * n + n],
+    "allgatherv": lambda ins, rank, root, n, reduce: np.concatenate([ins[r][: parts(n)[r]] for r in range(3)]),
+    "gatherv": lambda ins, rank, root, n, reduce: (
+        np.concatenate([ins[r][: parts(n)[r]] for r in range(3)]) if rank == root else None
+    ),
+    "scatterv": lambda ins, rank, root, n, reduce: np.split(ins[root], np.cumsum(parts(n)))[rank],
+    "reduce_scatterv": lambda ins, rank, root, n, reduce: np.split(reduce(ins), np.cumsum(parts(n)))[rank],
+    "alltoallv": lambda ins, rank, root, n, reduce: np.concatenate(
+        [np.split(ins[r], np.cumsum([parts(n)[(r + peer) % 3] for peer in range(3)]))[rank] for r in range(3)]
+    ),
+    "scan": lambda ins, rank, root, n, reduce: reduce(ins[: rank + 1])[:n],
+    "exscan": lambda ins, rank, root, n, reduce: reduce(ins[:rank])[:n] if rank else None,
 }
+
+
+def parts(n):
+    """The parts of three ranks in the collectives that end in v."""
+    return [n - n // 2, n + n // 2, n]
 
 
 @pytest.mark.parametrize("count", [1, 7, PERIOD // 2 + 1])
@@ -428,6 +447,15 @@ def test_reductions_are_exact_in_every_dtype(op, dtype):
         ("reduce_scatter", 0.75),
         ("alltoall", 0.75),
         ("sendrecv", 1),
+        ("gather", 0.75),
+        ("scatter", 0.75),
+        ("allgatherv", 0.75),
+        ("gatherv", 0.75),
+        ("scatterv", 0.75),
+        ("reduce_scatterv", 0.75),
+        ("alltoallv", 0.75),
+        ("scan", 1),
+        ("exscan", 1),
     ],
 )
 def test_bus_bandwidth_factor_of_four_ranks(name, factor):

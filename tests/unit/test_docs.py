@@ -1,6 +1,10 @@
 """The documents against what they describe: variables, links, commands and the example that everybody copies."""
 
+import ast
+import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from hetccl import config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
 README = (ROOT / "README.md").read_text()
 
 
@@ -51,3 +56,74 @@ def test_example_runs():
     islands = [{"HETCCL_ISLAND": label} for label in "AAB"]
     job = launch.mpirun(3, code, per_rank_env=islands)
     assert job.stdout == tuple(f"rank {rank} of 3: [6. 6. 6. 6.]\n" for rank in range(3))
+
+
+def snippets():
+    """The programs of docs/from-mpi4py.md: its first block, which all others begin with, before each of them."""
+    text = (ROOT / "docs" / "from-mpi4py.md").read_text()
+    first, *others = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return [first, *(first + other for other in others)]
+
+
+@pytest.mark.parametrize("labels", ["A", "AA", "AAB"])
+def test_snippets_run(labels):
+    """Each by itself, one after another in one job; what they show they also assert."""
+    code = f"""
+for number, code in enumerate({snippets()!r}):
+    exec(compile(code, f"snippet {{number}}", "exec"), {{"__name__": "__main__"}})
+"""
+    launch.mpirun(len(labels), code, per_rank_env=[{"HETCCL_ISLAND": label} for label in labels])
+
+
+def rules():
+    """(name, text, tests) of each rule of docs/semantics.md; tests is a list of (file, function)."""
+    for item in re.findall(r"^- (.*?)(?=\n- |\n\n|\Z)", SEMANTICS, re.MULTILINE | re.DOTALL):
+        name, text, held = re.fullmatch(r"\*\*(R-[a-z0-9]+-\d+)\*\* (.*?)\n  \*Test: (.*)\*", item, re.DOTALL).groups()
+        tests = []
+        for entry in re.findall(r"`([^`]+)`", held):
+            file, functions = re.split(r":\s+", entry)
+            tests += [(file, function) for function in re.split(r",\s+", functions)]
+        yield name, text, tests
+
+
+RULES = list(rules())
+
+
+def test_rules_are_numbered():
+    """Each section's rules count from 1, so that a name is never used twice."""
+    sections = {}
+    for name, _, _ in RULES:
+        section, number = name.rsplit("-", 1)
+        sections.setdefault(section, []).append(int(number))
+    assert len(RULES) > 100
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in sections.values())
+
+
+@pytest.mark.parametrize("name, tests", [(name, tests) for name, _, tests in RULES], ids=[name for name, *_ in RULES])
+def test_each_rule_has_a_test(name, tests):
+    """What docs/semantics.md says is held by functions that exist and that pytest runs."""
+    assert tests
+    runner = (ROOT / "tests" / "mpi" / "test_checks.py").read_text()
+    for file, function in tests:
+        (path,) = ROOT.glob(f"tests/*/{file}.py")
+        names = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+        assert function in names, f"{name}: {path.name} has no {function}"
+        assert file.startswith("test_") or f'"{file}.py": (' in runner, f"{file} is run in no layout"
+
+
+def test_site_builds(tmp_path):
+    """As `make docs` does: every page in the table of contents, every link, every docstring; a warning is an error."""
+    missing = [name for name in ("sphinx", "myst_parser", "furo") if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed; `make docs` installs it and builds the site")
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", "docs", "-n", "-q", "-W", "--keep-going"]
+    done = subprocess.run(
+        [*command, "-d", tmp_path / "doctrees", ".", tmp_path / "site"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    pages = {path.relative_to(ROOT).with_suffix(".html") for path in DOCUMENTS if path.name != "CONTRIBUTING.md"}
+    assert all((tmp_path / "site" / page).exists() for page in pages)

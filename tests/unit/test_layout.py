@@ -1,29 +1,23 @@
-"""Layouts of datatypes: the bytes that they pack, as MPI's definitions say (typemaps.py) and as MPI itself packs them."""
+"""Layouts of datatypes: the bytes that they pack are those that MPI's definitions say (typemaps.py)."""
 
 import ctypes
 import random
 
 import numpy as np
 import pytest
-
 import typemaps
-from hetccl._buffer import describe, register_mpi
-from hetccl._layout import forget, register_decoder
+
+from hetccl._buffer import describe
+from hetccl._layout import forget
 from hetccl._spec import move, pack, runs
 
 SEEDS = range(500)
 
 
-def handle_of(datatype):
-    if not isinstance(datatype, typemaps.Made):
-        raise TypeError("no datatype")
-    return datatype.handle
-
-
 @pytest.fixture(autouse=True)
 def made_datatypes():
-    register_mpi({}, handle_of, None, None)
-    register_decoder(lambda datatype: datatype.description)
+    with typemaps.registered():
+        yield
 
 
 def values(nbytes, seed):
@@ -82,8 +76,9 @@ def read_runs(spec, begin, nbytes, most):
     return got
 
 
+@pytest.mark.parametrize("past_cache", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_unpacks_to_there_and_nowhere_else(seed):
+def test_unpacks_to_there_and_nowhere_else(seed, past_cache):
     made, count, rng = wild(seed)
     found = buffer_for(made, count, seed)
     if found is None:
@@ -99,13 +94,14 @@ def test_unpacks_to_there_and_nowhere_else(seed):
     expected = array.copy()
     expected[positions] = packed
     cut = rng.randint(0, len(packed))
-    move(packed, 0, spec, 0, cut)
-    move(packed, cut, spec, cut, len(packed) - cut)
+    move(packed, 0, spec, 0, cut, past_cache)
+    move(packed, cut, spec, cut, len(packed) - cut, past_cache)
     assert array.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("past_cache", [False, True])
 @pytest.mark.parametrize("seed", SEEDS[:200])
-def test_copies_from_layout_to_layout(seed):
+def test_copies_from_layout_to_layout(seed, past_cache):
     rng = random.Random(seed)
     source = typemaps.wild(rng, 3)
     target = typemaps.vector(typemaps.named(rng.choice([1, 4, 6])), 5, 2, 3)
@@ -120,8 +116,25 @@ def test_copies_from_layout_to_layout(seed):
     begin = rng.randint(0, len(positions) - count * target.size)
     expected[target.positions(count)] = array[positions][begin : begin + count * target.size]
     spec = [array, *extra, source] if len(extra) == 2 else [array, extra[0], source]
-    move(spec, begin, [received, count, target], 0, count * target.size)
+    move(spec, begin, [received, count, target], 0, count * target.size, past_cache)
     assert received.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("shift", [0, 1, 17, 63])
+@pytest.mark.parametrize("run", [1, 63, 64, 127, 128, 129, 200, 512, 4099])
+def test_runs_at_any_address_pass_the_cache(run, shift):
+    """Whole lines are stored apart from what is left of them on both sides."""
+    target = typemaps.vector(typemaps.named(1), 7, run, run + 5)
+    memory = values(target.extent + 256, run)
+    buffer = memory[-memory.ctypes.data % 64 + shift :][: target.extent + 64]
+    packed = values(target.size, run + 1)
+    expected = buffer.copy()
+    expected[target.positions(1)] = packed
+    move(packed, 0, [buffer, 1, target], 0, len(packed), True)
+    assert buffer.tobytes() == expected.tobytes()
+    contiguous = buffer[shift:]
+    move([expected, 1, target], 3 % run, contiguous, 0, target.size - 3 % run, True)
+    assert contiguous[: target.size - 3 % run].tobytes() == packed[3 % run :].tobytes()
 
 
 def pieces(made, count=1):

@@ -3,6 +3,8 @@
 import ctypes
 import fractions
 import pickle
+import re
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -92,6 +94,39 @@ def test_a_pair_needs_all_of_its_bytes():
         _buffer.describe([np.zeros(17, np.uint8), MPI.DOUBLE_INT])
     with pytest.raises(ValueError):
         _buffer.describe([np.zeros(16, np.uint8), 2, MPI.DOUBLE_INT])
+
+
+# ---- the written table ----
+
+
+def written():
+    """{(op, dtype): its cell} of the table of docs/reductions.md."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "reductions.md").read_text()
+    lines = re.search(r"^\| dtypes \|.*?\n\n", text, re.MULTILINE | re.DOTALL)[0].splitlines()
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {
+        (op, dtype): cell
+        for dtypes, *cells in rows
+        for ops, cell in zip(header[1:], cells)
+        for op in ops.split(", ")
+        for dtype in dtypes.split(", ")
+    }
+
+
+def test_the_written_table_is_whole():
+    ops = [*ARITHMETIC, *BITS, *LOCS, "premul_sum", "Op.Create"]
+    assert set(written()) == {(op, dtype) for op in ops for dtype in [*DTYPES, *PAIRS]}
+
+
+@pytest.mark.parametrize("op, dtype", sorted(written()))
+def test_the_written_table_is_true(op, dtype):
+    makers = {"premul_sum": lambda: hetccl.premul_sum(1), "Op.Create": lambda: hetccl.Op.Create(sum)}
+    argument = makers[op]() if op in makers else getattr(hetccl, op)
+    if written()[op, dtype] == "no":
+        with pytest.raises(TypeError, match="is not defined for"):
+            _op.describe(argument, dtype)
+    else:
+        assert _op.describe(argument, dtype)["op"] is argument
 
 
 # ---- premul_sum ----

@@ -1,12 +1,17 @@
 """Typemaps by the definitions of MPI 4.1, section 5.1: the independent reference for layouts.
 
-A `Made` stands for an MPI datatype: `typemap` lists (displacement, bytes) of its basic elements in order, and `description`
-is what the bootstrap would decode an MPI datatype to.
+A `Made` stands for an MPI datatype: `typemap` lists (displacement, bytes) of its basic elements in order, and
+`description` is what the bootstrap would decode an MPI datatype to.
 """
 
 import itertools
 import random
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from hetccl._buffer import register_mpi
+from hetccl._layout import register_decoder
 
 HANDLES = itertools.count(-1, -1)  # no MPI has negative ones
 
@@ -30,6 +35,30 @@ class Made:
     def positions(self, count):
         """Byte offsets of the packed stream of `count` elements, in order."""
         return [i * self.extent + at + k for i in range(count) for at, n in self.typemap for k in range(n)]
+
+
+def handle_of(datatype):
+    if not isinstance(datatype, Made):
+        raise TypeError("no datatype")
+    return datatype.handle
+
+
+@contextmanager
+def registered():
+    """The buffer parser takes `Made`s for MPI's datatypes meanwhile."""
+    register_mpi({}, handle_of, None, None)
+    register_decoder(lambda datatype: datatype.description)
+    yield
+    register_decoder(None)
+    bootstrap = sys.modules.get("hetccl.bootstrap")
+    if bootstrap is not None:
+        register_mpis_own(bootstrap)
+
+
+def register_mpis_own(bootstrap):
+    mpi = bootstrap.MPI
+    register_mpi(bootstrap._handles, mpi._handleof, mpi.IN_PLACE, mpi.BOTTOM)
+    register_decoder(bootstrap._decode)
 
 
 def named(nbytes):

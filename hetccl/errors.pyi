@@ -1,0 +1,23 @@
+"""The error classes: what they carry."""
+
+class HetcclError(Exception):
+    call: str | None
+    code: int | str | None
+    rank: int | None
+    peer: int | tuple[int, ...] | None
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        call: str | None = None,
+        code: int | str | None = None,
+        rank: int | None = None,
+        peer: int | tuple[int, ...] | None = None,
+    ) -> None: ...
+
+class LibraryError(HetcclError): ...
+class LibraryNotFound(HetcclError, ImportError): ...
+class SymbolNotFound(LibraryNotFound): ...
+class PeerError(HetcclError, ConnectionError): ...
+class CommTimeout(HetcclError, TimeoutError): ...
+class CommClosed(HetcclError, ValueError): ...
