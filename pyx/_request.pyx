@@ -316,8 +316,11 @@ cdef class Request:
     def Waitany(cls, requests, status=None):
         """Wait for one.
 
-        Returns : its index; MPI.UNDEFINED if none is active
-        Source  : MPI 4.1, section 3.7.5. Raises : as Wait
+        requests : as Waitall
+        status   : of the one that is complete, as Wait
+        Returns  : its index; MPI.UNDEFINED if none is active
+        Raises   : as Wait
+        Source   : MPI 4.1, section 3.7.5
         """
         return look_until(requests, lambda requests: cls.Testany(requests, status))[0]
 
@@ -325,9 +328,11 @@ cdef class Request:
     def Waitsome(cls, requests, statuses=None):
         """Wait for one or more.
 
-        Returns : list of indices, or None if none is active
-        Raises  : as Wait
-        Source  : MPI 4.1, section 3.7.5
+        requests : as Waitall
+        statuses : as Waitall, of those that are complete
+        Returns  : list of indices, or None if none is active
+        Raises   : as Wait
+        Source   : MPI 4.1, section 3.7.5
         """
         return look_until(requests, lambda requests: some(requests, statuses))
 
@@ -335,6 +340,7 @@ cdef class Request:
     def Testall(cls, requests, statuses=None):
         """Whether all are complete; if so, they are as after Wait, else none is changed.
 
+        requests, statuses : as Waitall
         Raises : as Test
         Source : MPI 4.1, section 3.7.5
         """
@@ -347,6 +353,7 @@ cdef class Request:
     def Testany(cls, requests, status=None):
         """Whether one is complete.
 
+        requests, status : as Waitany
         Returns : (its index, True); (MPI.UNDEFINED, True) if none is active; (MPI.UNDEFINED, False)
         Raises  : as Test
         Source  : MPI 4.1, section 3.7.5
@@ -365,6 +372,7 @@ cdef class Request:
     def Testsome(cls, requests, statuses=None):
         """Those that are complete.
 
+        requests, statuses : as Waitsome
         Returns : list of indices, perhaps empty; None if none is active
         Raises  : as Test
         Source  : MPI 4.1, section 3.7.5
@@ -460,6 +468,7 @@ cdef class Prequest(Request):
     def Startall(cls, requests):
         """Start all, in order.
 
+        requests : sequence of Prequest
         Raises : as Start
         Source : MPI 4.1, section 3.9
         """

@@ -411,9 +411,10 @@ def check_bad_vector_specs(comm):
 
 
 def check_settings_of_a_checked_communicator(comm):
-    """With HETCCL_CHECK=1 every collective works as without."""
+    """With HETCCL_CHECK=1 every collective works as without, also where ranks name different datatypes for the same."""
     with checked_comm() as checked:
         still_works(checked)
+        check_derived_datatypes_move(checked)
         every = np.zeros(sum(COUNTS))
         checked.Allgatherv(ramp(RANK, COUNTS[RANK]), [every, COUNTS])
         equal(every, joined(lambda rank: ramp(rank, COUNTS[rank])))

@@ -53,6 +53,9 @@ def call_of(comm, collective, count):
         "Barrier": lambda: comm.Barrier(),
         "Sendrecv": lambda: comm.Sendrecv(own, after, 0, other, before, 0),
         "Send": along_the_line,
+        "Iallreduce": lambda: comm.Iallreduce(own, other).Wait(),
+        "Send_requests": lambda: hetccl.Request.Waitall([comm.Irecv(other, before), comm.Isend(own, after)]),
+        "Alltoallv": lambda: comm.Alltoallv([send, [count] * SIZE], [receive, [count] * SIZE]),
     }[collective]
 
 

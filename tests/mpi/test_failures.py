@@ -15,6 +15,8 @@ LONG, SHORT, CHECKED = "60", "3", "20"
 COLLECTIVES = ("Allreduce", "Reduce", "Bcast", "Allgather", "Reduce_scatter_block", "Alltoall", "Sendrecv", "Send")
 SMALL, LARGE = 4, 1 << 19
 SIZED = [(name, count) for name in COLLECTIVES for count in (SMALL, LARGE)] + [("Barrier", SMALL)]
+# Requests that are pending, and counts of one's own.
+SIZED += [(name, LARGE) for name in ("Iallreduce", "Send_requests", "Alltoallv")]
 # prog_fail.py's VICTIM is the last rank but one.
 LAYOUT, VICTIM, OTHERS = "AAB", 1, [0, 2]
 EVERYBODY = [0, 1, 2]
