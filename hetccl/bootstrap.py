@@ -42,6 +42,7 @@ _DATATYPES = {
     "DOUBLE_COMPLEX",
     "bool": "C_BOOL CXX_BOOL",
     "longdouble": "LONG_DOUBLE",
+    "clongdouble": "C_LONG_DOUBLE_COMPLEX CXX_LONG_DOUBLE_COMPLEX",
     "float_int": "FLOAT_INT",
     "double_int": "DOUBLE_INT",
     "long_int": "LONG_INT",
