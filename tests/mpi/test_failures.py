@@ -20,7 +20,10 @@ SIZED += [(name, LARGE) for name in ("Iallreduce", "Send_requests", "Alltoallv")
 # prog_fail.py's VICTIM is the last rank but one.
 LAYOUT, VICTIM, OTHERS = "AAB", 1, [0, 2]
 EVERYBODY = [0, 1, 2]
-MISMATCHES = ("count", "large_count", "gather_count", "scatter_count", "total_count", "bcast_count", "collective")
+MISMATCHES = (
+    "count", "large_count", "gather_count", "scatter_count", "total_count", "bcast_count", "collective", "vector_count",
+    "pair_count", "request_count",
+)  # fmt: skip
 CHECKED_MISMATCHES = (*MISMATCHES, "dtype", "same_size_dtype", "op", "root", "barrier")
 EXITS = ("freed", "plain", "deleted", "cycle", "many", "finalize", "finalize_only", "sys_exit")
 
