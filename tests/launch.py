@@ -65,9 +65,12 @@ class Launcher(NamedTuple):
         return [*options, "--enable-recovery"] if keep_alive else options
 
     def environment(self):
-        """What makes mpi4py load this MPI's library; a system's MPI is found by the loader without help."""
+        """What a job of it needs: the library for mpi4py, where the loader does not find a system's MPI without help."""
         found = sorted((self.path.parent.parent / "lib").glob("libmpi.so.*"))
-        return {"MPI4PY_LIBMPI": str(found[0])} if found else {}
+        library = {"MPI4PY_LIBMPI": str(found[0])} if found else {}
+        # Open MPI 4 wants a remote shell even for ranks of one host.
+        no_shell = self.kind == "openmpi" and self.version < (5,) and not (shutil.which("ssh") or shutil.which("rsh"))
+        return {**library, "OMPI_MCA_plm": "isolated"} if no_shell else library
 
 
 @functools.cache
