@@ -16,9 +16,9 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t
 from libc.string cimport memcpy
 
 from hetccl._abi cimport (
-    HETCCL_AVG, HETCCL_BAND, HETCCL_BFLOAT16, HETCCL_BOR, HETCCL_BXOR, HETCCL_COMPLEX64, HETCCL_COMPLEX128,
-    HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64, HETCCL_LAND,
-    HETCCL_LONGDOUBLE, HETCCL_LOR, HETCCL_LXOR, HETCCL_MAX, HETCCL_MAXLOC, HETCCL_MIN, HETCCL_MINLOC,
+    HETCCL_AVG, HETCCL_BAND, HETCCL_BFLOAT16, HETCCL_BOR, HETCCL_BXOR, HETCCL_CLONGDOUBLE, HETCCL_COMPLEX64,
+    HETCCL_COMPLEX128, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64,
+    HETCCL_LAND, HETCCL_LONGDOUBLE, HETCCL_LOR, HETCCL_LXOR, HETCCL_MAX, HETCCL_MAXLOC, HETCCL_MIN, HETCCL_MINLOC,
     HETCCL_PREMUL_SUM, HETCCL_PROD, HETCCL_SUM, HETCCL_USER,
 )
 from hetccl._buffer cimport dtype_itemsize, dtype_name
@@ -37,7 +37,7 @@ cdef extern from "hetccl/reduce_ops.h" nogil:
 # struct's letters of the dtypes that it can round to. Without the "=" it makes infinity of what is too large.
 cdef dict FORMATS = {HETCCL_FLOAT16: "=e", HETCCL_FLOAT32: "=f", HETCCL_FLOAT64: "=d", HETCCL_COMPLEX64: "=ff",
                      HETCCL_COMPLEX128: "=dd"}
-cdef tuple COMPLEX = (HETCCL_COMPLEX64, HETCCL_COMPLEX128)
+cdef tuple COMPLEX = (HETCCL_COMPLEX64, HETCCL_COMPLEX128, HETCCL_CLONGDOUBLE)
 
 
 cdef class Op:
@@ -255,7 +255,11 @@ cdef int factor_write(object factor, int dtype, unsigned char* out) except -1:
     if dtype not in COMPLEX and isinstance(factor, numbers.Complex) and not isinstance(factor, numbers.Real):
         raise TypeError(f"factor: {factor!r} is complex, and the dtype is {name}")
     try:
-        if dtype in COMPLEX:
+        if dtype == HETCCL_CLONGDOUBLE:
+            number = factor if isinstance(factor, numbers.Complex) else complex(factor)
+            longdouble_write(number.real, out)
+            longdouble_write(number.imag, out + sizeof(long double))
+        elif dtype in COMPLEX:
             number = complex(factor)
             bytes_write(struct.pack(FORMATS[dtype], number.real, number.imag), out)
         elif dtype in FORMATS:

@@ -85,6 +85,8 @@ def check_dropped_requests(comm):
         for number in range(2):
             comm.Recv(data, PREVIOUS)
             equal(data, ramp(PREVIOUS, count) + number)
+    # What has not been received when its sender frees the communicator is lost.
+    comm.Barrier()
 
 
 def check_collectives_run_in_order(comm):
@@ -229,7 +231,7 @@ def check_persistent_is_not_started(comm):
     receive, send = comm.Recv_init(data, PREVIOUS, 3), comm.Send_init(ramp(RANK), NEXT, 3)
     assert receive.Wait() is True and receive.Test() is True
     receive.Start()
-    with raises(ValueError, RuntimeError, hetccl.HetcclError):
+    with raises(ValueError):
         receive.Start()
     send.Start()
     hetccl.Request.Waitall([receive, send])

@@ -178,9 +178,14 @@ def test_factor_of_longdouble_keeps_its_bits(factor):
     assert_factor(factor, "longdouble", np.longdouble(str(factor)) if isinstance(factor, int) else factor)
 
 
-@pytest.mark.parametrize("dtype, factor", [("complex64", 0.5 - 2j), ("complex128", np.complex64(1 / 3 + 1j))])
+@pytest.mark.parametrize("dtype, factor", [("complex64", 0.5 - 2j), ("complex128", np.complex64(1 / 3 + 1j)), ("clongdouble", 2 - 1j)])
 def test_complex_factor(dtype, factor):
     assert_factor(factor, dtype, complex(factor))
+
+
+def test_factor_of_clongdouble_keeps_its_bits():
+    factor = np.array([np.longdouble(1) / 3, np.longdouble(1) / 7]).view(np.clongdouble)[0]
+    assert_factor(factor, "clongdouble", factor)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
