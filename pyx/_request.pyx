@@ -330,8 +330,11 @@ cdef class Request:
     def Waitany(cls, requests, status=None):
         """Wait for one.
 
-        Returns : its index; MPI.UNDEFINED if none is active
-        Source  : MPI 4.1, section 3.7.5. Raises : as Wait
+        requests : as Waitall
+        status   : of the one that is complete, as Wait
+        Returns  : its index; MPI.UNDEFINED if none is active
+        Raises   : as Wait
+        Source   : MPI 4.1, section 3.7.5
         """
         return look_until(requests, lambda requests: cls.Testany(requests, status))[0]
 
@@ -339,16 +342,19 @@ cdef class Request:
     def Waitsome(cls, requests, statuses=None):
         """Wait for one or more.
 
-        Returns : list of indices, or None if none is active
-        Raises  : as Wait
-        Source  : MPI 4.1, section 3.7.5
+        requests : as Waitall
+        statuses : as Waitall, of those that are complete
+        Returns  : list of indices, or None if none is active
+        Raises   : as Wait
+        Source   : MPI 4.1, section 3.7.5
         """
-        return look_until(requests, lambda requests: some(requests, statuses))
+        return look_until(requests, lambda requests: some(requests, statuses, "Wait"))
 
     @classmethod
     def Testall(cls, requests, statuses=None):
         """Whether all are complete; if so, they are as after Wait, else none is changed.
 
+        requests, statuses : as Waitall
         Raises : as Test
         Source : MPI 4.1, section 3.7.5
         """
@@ -361,30 +367,60 @@ cdef class Request:
     def Testany(cls, requests, status=None):
         """Whether one is complete.
 
+        requests, status : as Waitany
         Returns : (its index, True); (MPI.UNDEFINED, True) if none is active; (MPI.UNDEFINED, False)
         Raises  : as Test
         Source  : MPI 4.1, section 3.7.5
         """
-        waiting = False
-        for index, request in enumerate(checked(requests)):
-            if is_active(request):
-                if request.Test(status):
-                    return index, True
-                waiting = True
-        if not waiting and status is not None:
-            clear_status(status)
-        return mpi_undefined, not waiting
+        return first(requests, status, "Test")
 
     @classmethod
     def Testsome(cls, requests, statuses=None):
         """Those that are complete.
 
+        requests, statuses : as Waitsome
         Returns : list of indices, perhaps empty; None if none is active
         Raises  : as Test
         Source  : MPI 4.1, section 3.7.5
         """
-        done = some(checked(requests), statuses)
-        return [] if done is False else done
+        return some(checked(requests), statuses, "Wait")
+
+    @classmethod
+    def Get_status_all(cls, requests, statuses=None):
+        """As Testall, but the requests stay as they are.
+
+        requests, statuses : as Waitall
+        Raises : as Test
+        Source : MPI 4.1, section 3.7.6
+        """
+        requests = checked(requests)
+        return all([request.Get_status(status) for request, status in zip(requests, statuses_for(requests, statuses))])
+
+    @classmethod
+    def Get_status_any(cls, requests, status=None):
+        """As Testany, but the request stays as it is.
+
+        requests, status : as Testany
+        Returns : as Testany
+        Raises : as Test
+        Source : MPI 4.1, section 3.7.6
+        """
+        return first(requests, status, "Get_status")
+
+    @classmethod
+    def Get_status_some(cls, requests, statuses=None):
+        """As Testsome, but the requests stay as they are.
+
+        requests, statuses : as Waitsome
+        Returns : as Testsome
+        Raises : as Test
+        Source : MPI 4.1, section 3.7.6
+        """
+        return some(checked(requests), statuses, "Get_status")
+
+    get_status_all = Get_status_all
+    get_status_any = Get_status_any
+    get_status_some = Get_status_some
 
     @classmethod
     def waitall(cls, requests, statuses=None):
@@ -474,6 +510,7 @@ cdef class Prequest(Request):
     def Startall(cls, requests):
         """Start all, in order.
 
+        requests : sequence of Prequest
         Raises : as Start
         Source : MPI 4.1, section 3.9
         """
@@ -503,24 +540,37 @@ def statuses_for(requests, statuses):
     return list(statuses) + [None] * (len(requests) - len(statuses))
 
 
-def some(requests, statuses):
-    """Indices of those that have become complete; None if none is active, False if none is complete."""
+def first(requests, status, look):
+    """(index, True) of the first that is complete, as Testany. look: the method that says so."""
+    waiting = False
+    for index, request in enumerate(checked(requests)):
+        if is_active(request):
+            if getattr(request, look)(status):
+                return index, True
+            waiting = True
+    if not waiting and status is not None:
+        clear_status(status)
+    return mpi_undefined, not waiting
+
+
+def some(requests, statuses, outcome):
+    """Indices of those that are complete; None if none is active. outcome: the method that fills a status."""
     active = [index for index, request in enumerate(requests) if is_active(request)]
     if not active:
         return None
     done = [index for index in active if requests[index].Get_status()]
     for index, status in zip(done, statuses_for(done, statuses)):
-        requests[index].Wait(status)
-    return done or False
+        getattr(requests[index], outcome)(status)
+    return done
 
 
 def look_until(requests, look):
-    """Look at requests until the answer is not False, with pauses; each look has the time-outs of Test."""
+    """Look at requests until one is complete or none is active, with pauses; each look has the time-outs of Test."""
     requests = checked(requests)
     looks, (pause, longest) = 0, PAUSES_S
     while True:
         found = look(requests)
-        if found is not False and found != (mpi_undefined, False):
+        if found not in ([], (mpi_undefined, False)):
             return found
         looks += 1
         if looks > LOOKS_BEFORE_PAUSE:

@@ -89,7 +89,8 @@ def adapt_arrays():
     export, exported = dlpackimpl.make_py_capsule, []
 
     def export_for_good(managed, owned=True):
-        exported.append(managed)
+        if owned:
+            exported.append(managed)
         return export(managed, owned)
 
     dlpackimpl.make_py_capsule = export_for_good
