@@ -1,7 +1,8 @@
-"""What long-lived and careless programs do to the engine: requests after Free, in forked children, in several threads and
-in signal handlers; faults that show at once; time-outs that count waiting alone."""
+"""What long-lived and careless programs do to the engine: requests after Free, in forked children, in several threads
+and in signal handlers; faults that show at once; time-outs that count waiting alone."""
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -53,6 +54,11 @@ def in_threads(*works):
     return errors
 
 
+def loop_of_tests(request):
+    while not request.Test():
+        pass
+
+
 def check_counts_differ_and_all_is_there(comm):
     """The last rank finds the others' messages when it calls: an error all the same, on every rank."""
     with make_comm() as mine:
@@ -99,20 +105,8 @@ def check_free_while_another_thread_tests(comm):
     """The memory stays mapped until the other thread is out; then it is told."""
     for _ in range(30):
         mine = make_comm()
-        request, outcome = mine.Irecv(np.zeros(1)), []
-
-        def test():
-            try:
-                while not request.Test():
-                    pass
-            except hetccl.HetcclError as error:
-                outcome.append(error)
-
-        thread = threading.Thread(target=test)
-        thread.start()
-        mine.Free()
-        thread.join()
-        assert len(outcome) == 1, outcome
+        errors = in_threads(functools.partial(loop_of_tests, mine.Irecv(np.zeros(1))), mine.Free)
+        assert len(errors) == 1 and isinstance(errors[0], hetccl.HetcclError), errors
 
 
 def check_requests_in_a_forked_child(comm):
@@ -361,7 +355,8 @@ def check_eight_threads(comm):
         def work():
             out = np.zeros(100)
             for number in range(100):
-                requests = [comm.Irecv(out, source, tag), comm.Isend(np.full(100, 1000.0 * tag + number + RANK), peer, tag)]
+                mine = np.full(100, 1000.0 * tag + number + RANK)
+                requests = [comm.Irecv(out, source, tag), comm.Isend(mine, peer, tag)]
                 complete(requests)
                 equal(out, np.full(100, 1000.0 * tag + number + source))
 
