@@ -6,6 +6,7 @@ held but for the waits of the executor. A request that the user drops is kept by
 
 import time
 
+cimport cython
 from libc.stdlib cimport free
 from libc.string cimport memset
 
@@ -58,7 +59,8 @@ cdef class Task:
 
 
 cdef Request request_new(type kind, Executor executor, object membership, int call):
-    cdef Request request = kind.__new__(kind)
+    # Named classes: Cython makes these without a look at the type's attributes.
+    cdef Request request = Prequest.__new__(Prequest) if kind is Prequest else Request.__new__(Request)
     request.executor = executor
     request.membership = membership
     request.work.call = call
@@ -66,6 +68,8 @@ cdef Request request_new(type kind, Executor executor, object membership, int ca
     return request
 
 
+# A blocking call's request lives for a microsecond.
+@cython.freelist(8)
 cdef class Request:
     """A nonblocking call under way. `Request()` is the null request, as a completed one is.
 
