@@ -21,10 +21,11 @@ from hetccl._progress cimport (
 )
 from hetccl._row cimport COLLECTIVE_FAILED
 from hetccl._shm cimport (
-    COLLECTIVE, HETCCL_AGAIN, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG, HETCCL_FAULT_CULPRIT,
-    HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD,
-    HETCCL_REASON_FREED, HETCCL_REASON_LEFT, HETCCL_REASON_TIMEOUT, Segment, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_ring,
-    hetccl_bell_sleep, hetccl_header_t, hetccl_msg_t, hetccl_now_ns, hetccl_rank_block_t,
+    COLLECTIVE, HETCCL_AGAIN, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG,
+    HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED,
+    HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT, HETCCL_REASON_TIMEOUT, Segment, hetccl_bell_arm,
+    hetccl_bell_disarm, hetccl_bell_ring, hetccl_bell_sleep, hetccl_header_t, hetccl_msg_t, hetccl_now_ns,
+    hetccl_rank_block_t,
 )
 
 from hetccl._calls import CALLS
@@ -213,7 +214,7 @@ cdef class Executor(Engine):
 
     cdef bint probe(self, int source, int64_t tag, Probed* probed, Message* taken) except -1:
         """Look for a message; taken: bind it to this receive, or NULL."""
-        cdef bint found
+        cdef bint found, has_room = True
         cdef int status
         if hetccl_load(&self.segment.header.fault) != 0:
             self.raise_fault(PROBE, NULL)
@@ -221,9 +222,11 @@ cdef class Executor(Engine):
         status = self.poll_locked()
         found = self.mailbox.probe(source, tag, probed)
         if found and taken != NULL:
-            found = self.mailbox.take(probed.source, probed.tag, taken)
+            has_room = self.mailbox.take(probed.source, probed.tag, taken)
         hetccl_mutex_unlock(&self.progress.mutex)
-        if status == HETCCL_MOVED and self.progress.drivers > 0:
+        if not has_room:
+            raise MemoryError(f"Mprobe: no memory to hold the message of {probed.nbytes} bytes; receive it instead")
+        if status == HETCCL_MOVED:
             hetccl_bell_ring(&self.segment.blocks[self.rank])
         return found
 
