@@ -2,6 +2,7 @@
 
 import pytest
 
+import launch
 from mpi4py_suite import expected, suite
 
 ARRAYIMPL = "ArrayBackends = []"
@@ -101,6 +102,14 @@ def test_faults(monkeypatch, outcome, why, entry, wrong):
     monkeypatch.setattr(expected, "DIFFERENCES", (entry,) if entry else ())
     results = {"test_request.TestRequest.testDFailsInPart": suite.Result(outcome, why)}
     assert bool(suite.faults(results, 2)) is wrong
+
+
+REASONS = {*expected.NOT_RUN.values(), *(entry.reason for entry in expected.DIFFERENCES)}
+
+
+@pytest.mark.parametrize("reason", sorted(REASONS))
+def test_reason_is_documented(reason):
+    assert f"{reason} |" in (launch.ROOT / "docs" / "mpi4py-suite.md").read_text()
 
 
 def test_each_difference_is_of_a_file_that_is_run():
