@@ -225,11 +225,18 @@ def _mpi_datatypes():
     found = []
     for kind, members in _DATATYPES.items():
         for member in members.split():
-            datatype = getattr(MPI, member, MPI.DATATYPE_NULL)
-            if datatype != MPI.DATATYPE_NULL:
-                bits = 8 * datatype.Get_size() if kind in _SIZED else ""
-                found.append((datatype, f"{kind}{bits}"))
+            nbytes = _size_of(getattr(MPI, member, MPI.DATATYPE_NULL))
+            if nbytes:
+                found.append((getattr(MPI, member), f"{kind}{8 * nbytes if kind in _SIZED else ''}"))
     return found
+
+
+def _size_of(datatype):
+    """Bytes of a basic datatype; 0 for one that this MPI lacks."""
+    try:
+        return 0 if datatype == MPI.DATATYPE_NULL else datatype.Get_size()
+    except MPI.Exception:  # mpi4py's wheel has a handle for each of MPI's names, whether or not the library knows it
+        return 0
 
 
 def _decode(datatype):

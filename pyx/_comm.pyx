@@ -137,7 +137,7 @@ cdef class Comm(Messages):
         Blocks  : until the calls of other threads on this communicator have ended
         Raises  : RuntimeError (called from a signal handler inside a call), CommTimeout (another thread does not end)
         """
-        if self.closed or not self.is_own_process():
+        if self.closed or not self.executor.is_own_process():
             return
         self.closed = True
         try:

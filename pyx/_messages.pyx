@@ -327,6 +327,9 @@ cdef class Message:
         request = endpoint.request(Request, RECV, None)
         if buf is not None or not self.from_nobody:
             host_span(buf, &request.recv, "buf", True, 1)
+        # Reading the buffer may have let another thread in.
+        if self.endpoint is None:
+            raise ValueError("Recv: the message has been received already")
         if self.from_nobody:
             request.from_nobody = True
         elif span_bytes(&request.recv) < <int64_t>self.probed.nbytes:

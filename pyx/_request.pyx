@@ -13,6 +13,7 @@ from hetccl._agree cimport check_close, check_error
 from hetccl._buffer cimport span_release
 from hetccl._calls cimport RECV, SENDRECV
 from hetccl._engine cimport is_final
+from hetccl._executor cimport has_failed
 from hetccl._mailbox cimport ANY, MESSAGE_TOO_LONG
 from hetccl._row cimport COLLECTIVE_IDLE, COLLECTIVE_REFUSED
 
@@ -130,16 +131,17 @@ cdef class Request:
 
     cdef Request go(self):
         """Start it and leave it to the engine."""
-        cdef int held
+        cdef Executor executor = self.executor
         if not self.begin():
-            inflight = self.executor.inflight
+            inflight = executor.inflight
             inflight[id(self)] = self
+            self.held = True
             # Requests that nobody waits for are let go when they have doubled, so that a look at each costs nothing.
-            if len(inflight) > 2 * self.executor.nkept + 16:
-                for key in [key for key, request in inflight.items() if is_final(&(<Request>request).work)]:
+            if len(inflight) > 2 * executor.nkept + 16:
+                for key in [key for key, request in inflight.items() if executor.has_let_go(&(<Request>request).work)]:
                     del inflight[key]
-                self.executor.nkept = len(inflight)
-            self.executor.detach()
+                executor.nkept = len(inflight)
+            executor.detach()
         return self
 
     cdef int run(self, object status) except -1:
@@ -152,27 +154,38 @@ cdef class Request:
             raise
         return self.settle(status)
 
+    cdef bint is_engaged(self) except -1:
+        """Whether the engine knows of the outcome. What was complete when the communicator was freed, is so for good."""
+        if self.work.collective == NULL and self.work.nmessages == 0:
+            return False
+        if not self.executor.closed:
+            return True
+        if is_final(&self.work) and not has_failed(&self.work):
+            return False
+        name = CALLS[self.work.call]
+        raise CommClosed(f"{name}: the communicator was freed before the request was complete", call=name)
+
     cdef bint poll(self) except -1:
         """Whether it is complete."""
-        if self.work.collective == NULL and self.work.nmessages == 0:
-            return True
-        self.refuse_closed()
-        return self.executor.poll_once(&self.work)
+        return not self.is_engaged() or self.executor.poll_once(&self.work)
 
     cdef int await_end(self, object status) except -1:
+        cdef Executor executor = self.executor  # another thread's Free lets go of the request's
         if not self.active:
             return self.fill_empty(status)
         try:
-            if self.work.collective != NULL or self.work.nmessages > 0:
-                self.refuse_closed()
-                self.executor.wait(&self.work)
+            if self.is_engaged():
+                executor.wait(&self.work)
         except BaseException:
             self.drop()
             raise
         return self.settle(status)
 
     cdef int settle(self, object status) except -1:
-        """Take the outcome of what is complete."""
+        """Take the outcome of what is complete, unless another thread or a signal handler has."""
+        if not self.active:
+            return self.fill_empty(status)
+        self.active = False
         try:
             self.raise_refusal()
             if self.tasks is not None:
@@ -208,16 +221,16 @@ cdef class Request:
             self.membership.fill_status(status, message.peer, message.tag, message.msg.nbytes)
         return 0
 
-    cdef int refuse_closed(self) except -1:
-        if self.executor.closed:
-            name = CALLS[self.work.call]
-            raise CommClosed(f"{name}: the communicator was freed before the request was complete", call=name)
-        return 0
-
     cdef int drop(self) except -1:
         """Be no longer active; a request that cannot be started again is the null request from now on."""
+        cdef Executor executor = self.executor
         self.active = False
-        self.executor.inflight.pop(id(self), None)
+        if executor is None:
+            return 0
+        if self.held:
+            self.held = False
+            executor.inflight.pop(id(self), None)
+            executor.nkept = min(executor.nkept, <int>len(executor.inflight))
         if not self.persistent:
             self.release()
         return 0
@@ -281,10 +294,11 @@ cdef class Request:
 
         Source : MPI 4.1, section 3.7.3
         """
-        self.persistent = False
-        if not self.active and self.executor is not None:
+        self.persistent = self.active = False
+        if self.held:
+            self.executor = None
+        else:
             self.release()
-        self.active = False
 
     def wait(self, status=None):
         """As Wait; returns None, the message of a call on buffers."""

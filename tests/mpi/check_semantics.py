@@ -9,8 +9,6 @@ import numpy as np
 from mpi4py import MPI
 from support import Guarded, as_bytes, equal, make_comm, raises, run_checks, still_works
 
-import hetccl
-
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()
 EVERY = range(SIZE)
@@ -101,7 +99,7 @@ def check_memory_orders_across_ranks(comm):
     equal(data.ravel("K"), ramp(0))
     with checked_comm() as checked:
         if SIZE > 1:
-            with raises(ValueError, TypeError, BufferError, hetccl.HetcclError):
+            with raises(ValueError, names="memory order"):
                 checked.Bcast(data)
         still_works(checked)
 
@@ -279,7 +277,7 @@ def check_in_place_elsewhere_is_refused(comm):
                 (lambda root=root: comm.Scatter(None, MPI.IN_PLACE, root=root), "recvbuf"),
                 (lambda root=root: comm.Scatterv(None, MPI.IN_PLACE, root=root), "recvbuf"),
             ):
-                with raises(ValueError, TypeError, names=argument):
+                with raises(ValueError, names=argument):
                     call()
     still_works(comm)
 
