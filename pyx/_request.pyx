@@ -103,7 +103,7 @@ cdef class Request:
         self.tasks.append(task)
         return 0
 
-    cdef bint begin(self) except -1:
+    cdef bint begin(self, bint waits) except -1:
         """Start it; True if it is complete already."""
         cdef Message* message
         cdef Letter* letter
@@ -128,7 +128,7 @@ cdef class Request:
         if self.work.collective == NULL and self.work.nmessages == 0:
             return True
         try:
-            return self.executor.start(&self.work)
+            return self.executor.start(&self.work, waits)
         except BaseException:
             self.active = False
             raise
@@ -136,7 +136,7 @@ cdef class Request:
     cdef Request go(self):
         """Start it and leave it to the engine."""
         cdef Executor executor = self.executor
-        if not self.begin():
+        if not self.begin(False):
             inflight = executor.inflight
             inflight[id(self)] = self
             self.held = True
@@ -151,7 +151,7 @@ cdef class Request:
     cdef int run(self, object status) except -1:
         """Start it and wait: a blocking call."""
         try:
-            if not self.begin():
+            if not self.begin(True):
                 self.executor.wait(&self.work)
         except BaseException:
             self.active = False
