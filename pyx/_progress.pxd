@@ -12,6 +12,7 @@ cdef extern from "hetccl/mutex.h" nogil:
     void hetccl_mutex_close(hetccl_mutex_t* m)
     void hetccl_mutex_lock(hetccl_mutex_t* m)
     void hetccl_mutex_unlock(hetccl_mutex_t* m)
+    void hetccl_mutex_give_way(hetccl_mutex_t* m)
     ctypedef struct pthread_t:
         pass
 

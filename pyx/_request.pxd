@@ -50,7 +50,7 @@ cdef class Request:
 
     cdef int post(self, bint sending, int peer, int64_t tag, Span* span, int flags) except -1
     cdef int add(self, Task task) except -1
-    cdef bint begin(self) except -1
+    cdef bint begin(self, bint waits) except -1
     cdef Request go(self)
     cdef int run(self, object status) except -1
     cdef bint is_engaged(self) except -1

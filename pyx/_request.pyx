@@ -6,6 +6,7 @@ held but for the waits of the executor. A request that the user drops is kept by
 
 import time
 
+cimport cython
 from libc.stdlib cimport free
 from libc.string cimport memset
 
@@ -58,7 +59,8 @@ cdef class Task:
 
 
 cdef Request request_new(type kind, Executor executor, object membership, int call):
-    cdef Request request = kind.__new__(kind)
+    # Named classes: Cython makes these without a look at the type's attributes.
+    cdef Request request = Prequest.__new__(Prequest) if kind is Prequest else Request.__new__(Request)
     request.executor = executor
     request.membership = membership
     request.work.call = call
@@ -66,6 +68,8 @@ cdef Request request_new(type kind, Executor executor, object membership, int ca
     return request
 
 
+# A blocking call's request lives for a microsecond.
+@cython.freelist(8)
 cdef class Request:
     """A nonblocking call under way. `Request()` is the null request, as a completed one is.
 
@@ -99,7 +103,7 @@ cdef class Request:
         self.tasks.append(task)
         return 0
 
-    cdef bint begin(self) except -1:
+    cdef bint begin(self, bint waits) except -1:
         """Start it; True if it is complete already."""
         cdef Message* message
         cdef Letter* letter
@@ -124,7 +128,7 @@ cdef class Request:
         if self.work.collective == NULL and self.work.nmessages == 0:
             return True
         try:
-            return self.executor.start(&self.work)
+            return self.executor.start(&self.work, waits)
         except BaseException:
             self.active = False
             raise
@@ -132,7 +136,7 @@ cdef class Request:
     cdef Request go(self):
         """Start it and leave it to the engine."""
         cdef Executor executor = self.executor
-        if not self.begin():
+        if not self.begin(False):
             inflight = executor.inflight
             inflight[id(self)] = self
             self.held = True
@@ -147,7 +151,7 @@ cdef class Request:
     cdef int run(self, object status) except -1:
         """Start it and wait: a blocking call."""
         try:
-            if not self.begin():
+            if not self.begin(True):
                 self.executor.wait(&self.work)
         except BaseException:
             self.active = False
