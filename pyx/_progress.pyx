@@ -1,9 +1,9 @@
 """Layer L3: the thread that moves a communicator's data while no call of the user's does.
 
-It exists from the first nonblocking call that was not complete at once. It touches no Python object and never takes the
-GIL. It does not spin: the user's computation has the core. It sleeps on this rank's bell, which peers ring only for those
-who are armed; whoever leaves work behind arms it, so that handing work over wakes nobody. A call that waits polls for
-itself, faster than a second thread could tell it, and disarms the thread meanwhile.
+It exists from the first nonblocking call that was not complete at once. It touches no Python object and never takes
+the GIL. It does not spin: the user's computation has the core. It sleeps on this rank's bell, which peers ring only
+for those who are armed; whoever leaves work behind arms it, so that handing work over wakes nobody. A call that
+waits polls for itself, faster than a second thread could tell it, and disarms the thread meanwhile.
 """
 
 from libc.stdint cimport uint32_t
