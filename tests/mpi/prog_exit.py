@@ -23,6 +23,12 @@ elif HOW == "cycle":
     # Only the interpreter's end collects this.
     holder = [comm]
     holder.append(holder)
+elif HOW == "requests":
+    # Under way, complete but not waited for, never started, and under way on a communicator of Dup's.
+    copy = comm.Dup()
+    pending = [comm.Irecv(out, MPI.ANY_SOURCE, 5), copy.Irecv(out.copy(), MPI.ANY_SOURCE, 5)]
+    pending += [comm.Iallreduce(data, out.copy()), comm.Allreduce_init(data, out.copy())]
+    MPI.COMM_WORLD.Barrier()
 elif HOW == "finalize":
     MPI.Finalize()
     with raises(hetccl.CommClosed):
