@@ -435,5 +435,5 @@ _usual = {name: datatype for datatype, name in reversed(_names)}
 _handles = {MPI._handleof(datatype): name for datatype, name in _names}
 _buffer.register_mpi(_handles, MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
 _layout.register_decoder(_decode)
-_op.register_mpi_ops(MPI.Op, _mpi_ops(), _usual, MPI._handleof, _function_of)
+_op.register_mpi_ops(MPI.Op, _mpi_ops(), _usual, MPI._handleof, _function_of, MPI.buffer.frombuffer)
 _request.register_mpi_requests(MPI.Request, MPI.UNDEFINED, MPI.Status, _clear_status)

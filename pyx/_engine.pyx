@@ -128,7 +128,8 @@ cdef class Engine:
 
     cdef int poll_in_passing(self, Work* work, bint* done) noexcept nogil:
         cdef int status = self.poll(work, done)
-        if status == HETCCL_MOVED and self.progress.drivers == 1:
+        # Another call that sleeps for it, or if there may be more to move, the thread.
+        if status == HETCCL_MOVED and (self.progress.drivers == 1 or not done[0]):
             hetccl_bell_ring(&self.segment.blocks[self.rank])
         return status
 
@@ -168,7 +169,7 @@ cdef class Engine:
             return HETCCL_DONE
         status = self.poll_locked()
         # A call that began to wait while this poll ran may sleep for what it has moved.
-        if status == HETCCL_MOVED:
+        if status == HETCCL_MOVED and self.progress.drivers > 0:
             hetccl_bell_ring(&self.segment.blocks[self.rank])
         return status
 

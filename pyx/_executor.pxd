@@ -25,7 +25,7 @@ cdef class Executor(Engine):
     # Raise CommClosed unless the engine may be used: it is open, and this process built it.
     cdef int usable(self, int call) except -1
     cdef bint is_own_process(self) noexcept
-    cdef bint start(self, Work* work) except -1
+    cdef bint start(self, Work* work, bint waits) except -1
     cdef int detach(self) except -1
     cdef bint poll_once(self, Work* work) except -1
     cdef int wait(self, Work* work) except -1
@@ -40,6 +40,7 @@ cdef class Executor(Engine):
     cdef int rest(self, Work* work, bint* done) except -100 nogil
     cdef void note_idle(self, Work* work, int64_t now) noexcept nogil
     cdef int look_around(self, Work* work, int64_t now, bint waits) except -1 nogil
+    cdef int poll_on(self, Work* work, bint* done, int* polls, int* moves) noexcept nogil
     cdef int conclude(self, Work* work) except -1 nogil
     cdef int lost_peer(self, Work* work) noexcept nogil
     cdef int raise_lost(self, Work* work, int peer) except -1 with gil

@@ -17,14 +17,15 @@ from libc.string cimport memset
 from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK, PROBE
 from hetccl._mailbox cimport MESSAGE_FAILED, MESSAGE_POSTED
 from hetccl._progress cimport (
-    hetccl_mutex_lock, hetccl_mutex_unlock, progress_enter, progress_leave, progress_needed, progress_stop,
+    hetccl_mutex_give_way, hetccl_mutex_lock, hetccl_mutex_unlock, progress_enter, progress_leave, progress_needed, progress_stop,
 )
 from hetccl._row cimport COLLECTIVE_FAILED
 from hetccl._shm cimport (
-    COLLECTIVE, HETCCL_AGAIN, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG, HETCCL_FAULT_CULPRIT,
-    HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD,
-    HETCCL_REASON_FREED, HETCCL_REASON_LEFT, HETCCL_REASON_TIMEOUT, Segment, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_ring,
-    hetccl_bell_sleep, hetccl_header_t, hetccl_msg_t, hetccl_now_ns, hetccl_rank_block_t,
+    COLLECTIVE, HETCCL_AGAIN, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG,
+    HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED,
+    HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT, HETCCL_REASON_TIMEOUT, Segment, hetccl_bell_arm,
+    hetccl_bell_disarm, hetccl_bell_ring, hetccl_bell_sleep, hetccl_header_t, hetccl_msg_t, hetccl_now_ns,
+    hetccl_rank_block_t,
 )
 
 from hetccl._calls import CALLS
@@ -155,8 +156,8 @@ cdef class Executor(Engine):
         self.inflight.clear()
         return 0
 
-    cdef bint start(self, Work* work) except -1:
-        """Hand work to the engine and poll once; True if it is complete already."""
+    cdef bint start(self, Work* work, bint waits) except -1:
+        """Hand work to the engine and poll once; True if it is complete already. waits: a wait follows."""
         cdef bint done = False
         # Since the call was found possible, other threads may have run.
         self.usable(work.call)
@@ -164,6 +165,9 @@ cdef class Executor(Engine):
             self.raise_fault(work.call, NULL)
         # A poll may copy megabytes, but it ends; the GIL is the outermost lock.
         self.submit(work)
+        # A collective of several ranks is not complete before the peers have answered: the wait's own polls will do.
+        if waits and work.collective != NULL and self.nranks > 1:
+            return False
         self.poll_in_passing(work, &done)
         if done:
             self.conclude(work)
@@ -213,7 +217,7 @@ cdef class Executor(Engine):
 
     cdef bint probe(self, int source, int64_t tag, Probed* probed, Message* taken) except -1:
         """Look for a message; taken: bind it to this receive, or NULL."""
-        cdef bint found
+        cdef bint found, has_room = True
         cdef int status
         if hetccl_load(&self.segment.header.fault) != 0:
             self.raise_fault(PROBE, NULL)
@@ -221,9 +225,11 @@ cdef class Executor(Engine):
         status = self.poll_locked()
         found = self.mailbox.probe(source, tag, probed)
         if found and taken != NULL:
-            found = self.mailbox.take(probed.source, probed.tag, taken)
+            has_room = self.mailbox.take(probed.source, probed.tag, taken)
         hetccl_mutex_unlock(&self.progress.mutex)
-        if status == HETCCL_MOVED and self.progress.drivers > 0:
+        if not has_room:
+            raise MemoryError(f"Mprobe: no memory to hold the message of {probed.nbytes} bytes; receive it instead")
+        if status == HETCCL_MOVED:
             hetccl_bell_ring(&self.segment.blocks[self.rank])
         return found
 
@@ -249,23 +255,47 @@ cdef class Executor(Engine):
         cdef int status, polls = 0, moves = 0
         cdef bint done = False
         work.idle_ns = 0  # what came before was no wait
-        while True:
-            status = self.poll(work, &done)
-            if status == HETCCL_AGAIN and not done:
-                polls += 1
-                if polls < POLLS_BEFORE_CLOCK:
-                    hetccl_relax()
-                    continue
-                status = self.rest(work, &done)
+        while not done:
+            status = self.poll_on(work, &done, &polls, &moves)
             if done:
                 break
+            if status == HETCCL_AGAIN:
+                status = self.rest(work, &done)
             if status == HETCCL_MOVED:
                 polls = 0
-                moves += 1
                 work.idle_ns = 0
-                if moves % MOVES_BEFORE_CLOCK == 0:
-                    self.look_around(work, hetccl_now_ns(), True)
+                self.look_around(work, hetccl_now_ns(), True)
         return self.conclude(work)
+
+    cdef int poll_on(self, Work* work, bint* done, int* polls, int* moves) noexcept nogil:
+        """Poll until the work is complete (done), much has moved (MOVED), or nothing has for long (AGAIN).
+
+        The mutex is kept meanwhile: taking it for each poll would cost as much as the poll.
+        """
+        cdef int status = HETCCL_AGAIN
+        hetccl_mutex_lock(&self.progress.mutex)
+        while True:
+            status = self.poll_locked()
+            if status == HETCCL_MOVED and self.progress.drivers > 1:
+                # It may be what another thread sleeps for.
+                hetccl_bell_ring(&self.segment.blocks[self.rank])
+            done[0] = self.has_ended(work)
+            if done[0]:
+                break
+            if status == HETCCL_MOVED:
+                polls[0] = 0
+                work.idle_ns = 0
+                moves[0] += 1
+                if moves[0] % MOVES_BEFORE_CLOCK == 0:
+                    break
+            else:
+                polls[0] += 1
+                if polls[0] >= POLLS_BEFORE_CLOCK:
+                    break
+                hetccl_relax()
+            hetccl_mutex_give_way(&self.progress.mutex)
+        hetccl_mutex_unlock(&self.progress.mutex)
+        return status
 
     cdef int conclude(self, Work* work) except -1 nogil:
         """Raise what went wrong with work that is final."""

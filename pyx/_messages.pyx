@@ -355,6 +355,9 @@ cdef class Message:
     def __bool__(self):
         return self.endpoint is not None
 
+    def __reduce__(self):
+        raise ValueError("a Message cannot be pickled")
+
     def __repr__(self):
         what = f"{self.probed.nbytes} bytes from rank {self.probed.source}" if self else "null"
         return f"<hetccl.Message {what}>"

@@ -137,6 +137,7 @@ cdef dict mpi_ops = {}                   # handle -> name
 cdef dict mpi_datatypes = {}             # name of a dtype -> MPI.Datatype
 cdef object mpi_handle_of = None
 cdef object mpi_function_of = None
+cdef object mpi_buffer_of = None
 
 
 def premul_sum(factor):
@@ -157,7 +158,7 @@ def premul_sum(factor):
     return op
 
 
-def register_mpi_ops(op_type, ops, datatypes, handle_of, function_of):
+def register_mpi_ops(op_type, ops, datatypes, handle_of, function_of, buffer_of):
     """Tell the module what the bootstrap learnt from mpi4py.
 
     op_type     : MPI.Op
@@ -165,13 +166,15 @@ def register_mpi_ops(op_type, ops, datatypes, handle_of, function_of):
     datatypes   : dict, name of a dtype here -> MPI.Datatype, which functions of the user are given
     handle_of   : callable, MPI.Op -> handle
     function_of : callable, MPI.Op of the user -> its Python function, or None if it has none
+    buffer_of   : callable, (memoryview, whether it is read-only) -> what mpi4py gives such a function
     """
-    global mpi_type, mpi_handle_of, mpi_function_of
+    global mpi_type, mpi_handle_of, mpi_function_of, mpi_buffer_of
     mpi_type = op_type
     mpi_ops.update(ops)
     mpi_datatypes.update(datatypes)
     mpi_handle_of = handle_of
     mpi_function_of = function_of
+    mpi_buffer_of = buffer_of
 
 
 cdef Op op_of(object op, int dtype, OpChoice* choice, object datatype=None):
@@ -230,7 +233,9 @@ cdef int op_apply(Op op, const void* in_, void* inout, int64_t count, size_t ite
     left = PyMemoryView_FromMemory(<char*> in_, nbytes, PyBUF_READ)
     right = PyMemoryView_FromMemory(<char*> inout, nbytes, PyBUF_WRITE)
     datatype = datatype_of(dtype, datatype)
-    if op.function is not None:
+    if op.mpi_op is not None and op.function is not None:
+        op.function(mpi_buffer_of(left, True), mpi_buffer_of(right, False), datatype)
+    elif op.function is not None:
         op.function(left, right, datatype)
     else:
         op.mpi_op.Reduce_local([left, datatype], [right, datatype])

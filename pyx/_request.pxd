@@ -39,6 +39,7 @@ cdef class Request:
     cdef Span send
     cdef Span recv
     cdef Part* parts                     # of IN, then of OUT; owned
+    cdef list choices                    # the communicator's programs: this call's is among them
     cdef list kept                       # layouts and temporary memory that the engine uses
     cdef Check check                     # check.mine is NULL where calls are not compared
     cdef list tasks                      # Task; or None
@@ -50,7 +51,7 @@ cdef class Request:
 
     cdef int post(self, bint sending, int peer, int64_t tag, Span* span, int flags) except -1
     cdef int add(self, Task task) except -1
-    cdef bint begin(self) except -1
+    cdef bint begin(self, bint waits) except -1
     cdef Request go(self)
     cdef int run(self, object status) except -1
     cdef bint is_engaged(self) except -1

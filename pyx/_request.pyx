@@ -6,6 +6,7 @@ held but for the waits of the executor. A request that the user drops is kept by
 
 import time
 
+cimport cython
 from libc.stdlib cimport free
 from libc.string cimport memset
 
@@ -58,7 +59,8 @@ cdef class Task:
 
 
 cdef Request request_new(type kind, Executor executor, object membership, int call):
-    cdef Request request = kind.__new__(kind)
+    # Named classes: Cython makes these without a look at the type's attributes.
+    cdef Request request = Prequest.__new__(Prequest) if kind is Prequest else Request.__new__(Request)
     request.executor = executor
     request.membership = membership
     request.work.call = call
@@ -66,6 +68,8 @@ cdef Request request_new(type kind, Executor executor, object membership, int ca
     return request
 
 
+# A blocking call's request lives for a microsecond.
+@cython.freelist(8)
 cdef class Request:
     """A nonblocking call under way. `Request()` is the null request, as a completed one is.
 
@@ -99,7 +103,7 @@ cdef class Request:
         self.tasks.append(task)
         return 0
 
-    cdef bint begin(self) except -1:
+    cdef bint begin(self, bint waits) except -1:
         """Start it; True if it is complete already."""
         cdef Message* message
         cdef Letter* letter
@@ -124,7 +128,7 @@ cdef class Request:
         if self.work.collective == NULL and self.work.nmessages == 0:
             return True
         try:
-            return self.executor.start(&self.work)
+            return self.executor.start(&self.work, waits)
         except BaseException:
             self.active = False
             raise
@@ -132,7 +136,7 @@ cdef class Request:
     cdef Request go(self):
         """Start it and leave it to the engine."""
         cdef Executor executor = self.executor
-        if not self.begin():
+        if not self.begin(False):
             inflight = executor.inflight
             inflight[id(self)] = self
             self.held = True
@@ -147,7 +151,7 @@ cdef class Request:
     cdef int run(self, object status) except -1:
         """Start it and wait: a blocking call."""
         try:
-            if not self.begin():
+            if not self.begin(True):
                 self.executor.wait(&self.work)
         except BaseException:
             self.active = False
@@ -237,6 +241,7 @@ cdef class Request:
 
     cdef void release(self) noexcept:
         self.executor = None
+        self.choices = None
         self.kept = None
         self.tasks = None
         span_release(&self.send)
@@ -348,7 +353,7 @@ cdef class Request:
         Raises   : as Wait
         Source   : MPI 4.1, section 3.7.5
         """
-        return look_until(requests, lambda requests: some(requests, statuses))
+        return look_until(requests, lambda requests: some(requests, statuses, "Wait"))
 
     @classmethod
     def Testall(cls, requests, statuses=None):
@@ -372,15 +377,7 @@ cdef class Request:
         Raises  : as Test
         Source  : MPI 4.1, section 3.7.5
         """
-        waiting = False
-        for index, request in enumerate(checked(requests)):
-            if is_active(request):
-                if request.Test(status):
-                    return index, True
-                waiting = True
-        if not waiting and status is not None:
-            clear_status(status)
-        return mpi_undefined, not waiting
+        return first(requests, status, "Test")
 
     @classmethod
     def Testsome(cls, requests, statuses=None):
@@ -391,8 +388,44 @@ cdef class Request:
         Raises  : as Test
         Source  : MPI 4.1, section 3.7.5
         """
-        done = some(checked(requests), statuses)
-        return [] if done is False else done
+        return some(checked(requests), statuses, "Wait")
+
+    @classmethod
+    def Get_status_all(cls, requests, statuses=None):
+        """As Testall, but the requests stay as they are.
+
+        requests, statuses : as Waitall
+        Raises : as Test
+        Source : MPI 4.1, section 3.7.6
+        """
+        requests = checked(requests)
+        return all([request.Get_status(status) for request, status in zip(requests, statuses_for(requests, statuses))])
+
+    @classmethod
+    def Get_status_any(cls, requests, status=None):
+        """As Testany, but the request stays as it is.
+
+        requests, status : as Testany
+        Returns : as Testany
+        Raises : as Test
+        Source : MPI 4.1, section 3.7.6
+        """
+        return first(requests, status, "Get_status")
+
+    @classmethod
+    def Get_status_some(cls, requests, statuses=None):
+        """As Testsome, but the requests stay as they are.
+
+        requests, statuses : as Waitsome
+        Returns : as Testsome
+        Raises : as Test
+        Source : MPI 4.1, section 3.7.6
+        """
+        return some(checked(requests), statuses, "Get_status")
+
+    get_status_all = Get_status_all
+    get_status_any = Get_status_any
+    get_status_some = Get_status_some
 
     @classmethod
     def waitall(cls, requests, statuses=None):
@@ -512,24 +545,37 @@ def statuses_for(requests, statuses):
     return list(statuses) + [None] * (len(requests) - len(statuses))
 
 
-def some(requests, statuses):
-    """Indices of those that have become complete; None if none is active, False if none is complete."""
+def first(requests, status, look):
+    """(index, True) of the first that is complete, as Testany. look: the method that says so."""
+    waiting = False
+    for index, request in enumerate(checked(requests)):
+        if is_active(request):
+            if getattr(request, look)(status):
+                return index, True
+            waiting = True
+    if not waiting and status is not None:
+        clear_status(status)
+    return mpi_undefined, not waiting
+
+
+def some(requests, statuses, outcome):
+    """Indices of those that are complete; None if none is active. outcome: the method that fills a status."""
     active = [index for index, request in enumerate(requests) if is_active(request)]
     if not active:
         return None
     done = [index for index in active if requests[index].Get_status()]
     for index, status in zip(done, statuses_for(done, statuses)):
-        requests[index].Wait(status)
-    return done or False
+        getattr(requests[index], outcome)(status)
+    return done
 
 
 def look_until(requests, look):
-    """Look at requests until the answer is not False, with pauses; each look has the time-outs of Test."""
+    """Look at requests until one is complete or none is active, with pauses; each look has the time-outs of Test."""
     requests = checked(requests)
     looks, (pause, longest) = 0, PAUSES_S
     while True:
         found = look(requests)
-        if found is not False and found != (mpi_undefined, False):
+        if found not in ([], (mpi_undefined, False)):
             return found
         looks += 1
         if looks > LOOKS_BEFORE_PAUSE:

@@ -60,6 +60,26 @@ def check_one_rank_sends_nothing(comm):
     equal(out, np.repeat(np.arange(SIZE) * 100 + RANK, theirs))
 
 
+def check_requests_outlive_their_communicator(comm):
+    """The user drops the communicator while its collectives are under way: they end well all the same."""
+    data, outs = np.arange(200_003) * (RANK + 1), [np.zeros(200_003, int) for _ in range(5)]
+    other = comm.Dup()
+    requests = [other.Iallreduce(data, out) for out in outs] if RANK else None
+    if RANK:
+        del other
+        gc.collect()
+        # What was freed would be overwritten.
+        filler = [np.full(number, -1) for number in range(1, 5000)]
+        time.sleep(0.2)
+        del filler
+    else:
+        time.sleep(0.4)
+        requests = [other.Iallreduce(data, out) for out in outs]
+    hetccl.Request.Waitall(requests)
+    for out in outs:
+        equal(out, np.arange(200_003) * ALL)
+
+
 def check_copies_leak_nothing(comm):
     """Dup, Split and Free: open files, threads and mappings are as before, and MPI has communicators left."""
     measured = {}

@@ -9,8 +9,6 @@ import numpy as np
 from mpi4py import MPI
 from support import Guarded, as_bytes, equal, make_comm, raises, run_checks, still_works
 
-import hetccl
-
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()
 EVERY = range(SIZE)

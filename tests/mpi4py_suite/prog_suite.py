@@ -153,7 +153,7 @@ class Agreement:
 
 def run(test, entry):
     """Run one test: (outcome, why, seconds). entry: its Difference or None."""
-    if entry is not None and not entry.run:
+    if entry is not None and entry.says is None:
         return "skipped", entry.reason, 0.0
     verdict, start = Verdict(), time.monotonic()
     unittest.TestSuite([test]).run(verdict)
