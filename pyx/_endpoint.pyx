@@ -162,6 +162,8 @@ cdef class Endpoint:
     cdef int aim(self, Request request, int plan, int root, void* source, void* target, int64_t count, size_t itemsize,
                  bint in_place) except -1:
         cdef Program program = self.choose(plan, root, in_place).pick(count * itemsize)
+        # The program outlives a communicator that the user drops meanwhile.
+        request.choices = self.choices
         request.work.collective = &request.collective
         request.collective.call = request.work.call
         request.collective.program = <void*>program

@@ -39,6 +39,7 @@ cdef class Request:
     cdef Span send
     cdef Span recv
     cdef Part* parts                     # of IN, then of OUT; owned
+    cdef list choices                    # the communicator's programs: this call's is among them
     cdef list kept                       # layouts and temporary memory that the engine uses
     cdef Check check                     # check.mine is NULL where calls are not compared
     cdef list tasks                      # Task; or None

@@ -241,6 +241,7 @@ cdef class Request:
 
     cdef void release(self) noexcept:
         self.executor = None
+        self.choices = None
         self.kept = None
         self.tasks = None
         span_release(&self.send)

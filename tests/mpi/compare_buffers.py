@@ -182,9 +182,6 @@ class Buffer:
                 displ = step if displs == [step * part for part in range(len(displs))] else displs
         else:
             count, displ = (counts or [0])[0], (displs or [0])[0]
-        if self.case.dtype == "clongdouble" and spec == "string":
-            # hetccl knows type strings of numbers that it can reduce.
-            spec = "typed"
         if not basic:
             spec = {"plain": "typed", "string": "typed", "count_only": "counted", "pair_only": "tuple"}.get(spec, spec)
         return {

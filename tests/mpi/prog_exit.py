@@ -23,6 +23,15 @@ elif HOW == "cycle":
     # Only the interpreter's end collects this.
     holder = [comm]
     holder.append(holder)
+elif HOW == "requests":
+    # Under way, complete but not waited for, never started, and under way on a communicator of Dup's.
+    copy = comm.Dup()
+    pending = [comm.Irecv(out, MPI.ANY_SOURCE, 5), copy.Irecv(out.copy(), MPI.ANY_SOURCE, 5)]
+    pending += [comm.Iallreduce(data, out.copy()), comm.Allreduce_init(data, out.copy())]
+    # Rank 0 is late for a collective that the others leave behind.
+    MPI.COMM_WORLD.Barrier()
+    if comm.rank:
+        pending += [comm.Iallreduce(data, np.zeros(100_000))]
 elif HOW == "finalize":
     MPI.Finalize()
     with raises(hetccl.CommClosed):

@@ -218,6 +218,9 @@ def interrupt(report, where):
         "Bcast": lambda: comm.Bcast(big, root=0),
         "Recv": lambda: comm.Recv(big, 0),
         "Send": lambda: comm.Send(big, 0),
+        "Iallreduce": lambda: comm.Iallreduce(big, np.zeros(1 << 20)).Wait(),
+        "Waitany": lambda: hetccl.Request.Waitany([comm.Irecv(big, 0), comm.Irecv(np.zeros(3), 2)]),
+        "Probe": lambda: comm.Probe(),
         "building": lambda: make_comm(),
     }
     if RANK == VICTIM:

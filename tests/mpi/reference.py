@@ -39,7 +39,7 @@ def _small_integers(dtype, op, bits):
         return np.array([-2, -1, 1, 2])[(bits % np.uint64(4)).astype(np.int64)]
     limit = {"float16": 300, "bfloat16": 40, "float32": 2**21, "complex64": 2**21}.get(dtype.name, 2**49)
     if dtype.itemsize == 1:
-        limit = 2
+        limit = 1
     return (bits % np.uint64(2 * limit + 1)).astype(np.int64) - limit
 
 

@@ -25,7 +25,8 @@ MISMATCHES = (
     "pair_count", "request_count",
 )  # fmt: skip
 CHECKED_MISMATCHES = (*MISMATCHES, "dtype", "same_size_dtype", "op", "root", "barrier")
-EXITS = ("freed", "plain", "deleted", "cycle", "many", "finalize", "finalize_only", "sys_exit")
+INTERRUPTED = ("Allreduce", "large", "Barrier", "Bcast", "Recv", "Send", "Iallreduce", "Waitany", "Probe", "building")
+EXITS = ("freed", "plain", "deleted", "cycle", "many", "finalize", "finalize_only", "sys_exit", "requests")
 
 
 def fault(*args, layout=LAYOUT, timeout=LONG, check=False):
@@ -159,7 +160,7 @@ def test_checked_calls_that_agree(outcome, found):
     assert_done(EVERYBODY, found, outcome)
 
 
-@each(*(fault("interrupt", where) for where in ("Allreduce", "large", "Barrier", "Bcast", "Recv", "Send", "building")))
+@each(*(fault("interrupt", where) for where in INTERRUPTED))
 def test_interrupted_rank(job, outcome, found):
     """Ctrl-C: KeyboardInterrupt where the rank waits, PeerError for those who come later."""
     assert VICTIM in found and found[VICTIM]["error"] == "KeyboardInterrupt", outcome.text
