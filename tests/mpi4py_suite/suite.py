@@ -13,7 +13,8 @@ from mpi import jobs
 from mpi4py_suite import expected
 
 HERE = Path(__file__).resolve().parent
-JOB_S = 150
+# Several times what a job takes on two busy cores.
+JOB_S = 400
 # Jobs for one number of ranks: a test that hangs or crashes costs one, and the next goes on behind it.
 MOST_JOBS = 4
 
