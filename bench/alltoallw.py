@@ -88,10 +88,11 @@ def table(pages, args):
     cores, system = len(os.sched_getaffinity(0)), f"{platform.system()} {platform.release()} {platform.machine()}"
     shape = " x ".join(map(str, args.shape))
     yield f"Alltoallw, {shape} complex64, on {cores} cores ({system}): medians in ms, 95th percentiles in brackets;"
-    yield f"ratio = hetccl / mpi4py in one run. Made by `python bench/alltoallw.py {shlex.join(sys.argv[1:])}`."
+    yield "CPU: processor time of all ranks together; ratios = hetccl / mpi4py in one run."
+    yield f"Made by `python bench/alltoallw.py {shlex.join(sys.argv[1:])}`."
     yield ""
-    yield "| MPI | ranks | axes | sent by a rank | hetccl | mpi4py | ratio |"
-    yield "|---|---|---|---:|---:|---:|---:|"
+    yield "| MPI | ranks | axes | sent by a rank | hetccl | mpi4py | ratio | CPU: hetccl | mpi4py | ratio |"
+    yield "|---|---|---|---:|---:|---:|---:|---:|---:|---:|"
     for page in pages:
         columns = page["ranks"] // page["group"]
         grid = f"{columns} x {page['group']}" if columns > 1 else str(page["ranks"])
@@ -100,8 +101,9 @@ def table(pages, args):
             cells = [f"{side['ms']:.1f} ({side['p95_ms']:.1f})" for side in (ours, peer)]
             size = f"{row['nbytes'] / (1 << 20):.3g} MiB"
             axes = f"{row['pair'][0]} -> {row['pair'][1]}"
-            ratio = f"{ours['ms'] / peer['ms']:.2f}"
-            yield f"| {' | '.join([page['mpi'], grid, axes, size, *cells, ratio])} |"
+            cells.append(f"{ours['ms'] / peer['ms']:.2f}")
+            cells += [f"{ours['cpu_ms']:.1f}", f"{peer['cpu_ms']:.1f}", f"{ours['cpu_ms'] / peer['cpu_ms']:.2f}"]
+            yield f"| {' | '.join([page['mpi'], grid, axes, size, *cells])} |"
     yield ""
     yield f"Wrong elements: {sum(map(wrong, pages))}."
 

@@ -129,26 +129,29 @@ def measure(world, transpose, comms, args):
     """Time all calls by turns. Collective.
 
     Returns: {"pair", "nbytes" (sent by a rank), call: {"ms": median over iterations of the slowest rank's time,
-             "p95_ms", "min_ms", and of a library's call "wrong": elements in all}}
+             "p95_ms", "min_ms", "cpu_ms": median of the processor time of all ranks together, and of a library's call
+             "wrong": elements in all}}
     """
     calls = {side: functools.partial(transpose.run, comms[side]) for side in args.sides}
     if args.parts:
         calls["copies"] = functools.partial(transpose.copy, comms["mpi4py"])
         calls["transport"] = functools.partial(transpose.move, comms["mpi4py"])
-    seconds = {name: [] for name in calls}
+    seconds = {name: [] for name in calls}  # rows of elapsed and processor time
     turns = list(calls.items())
     for iteration in range(-args.warmup, args.iters):
         for name, call in turns if iteration % 2 == 0 else reversed(turns):
             world.Barrier()
-            start = time.perf_counter()
+            start = time.perf_counter(), time.process_time()
             call()
-            elapsed = time.perf_counter() - start
+            elapsed = time.perf_counter() - start[0], time.process_time() - start[1]
             if iteration >= 0:
                 seconds[name].append(elapsed)
     row = {"pair": transpose.pair, "nbytes": transpose.sent.nbytes}
     for name, call in turns:
-        slowest = 1e3 * np.max(world.allgather(seconds[name]), axis=0)
+        everywhere = 1e3 * np.array(world.allgather(seconds[name]))
+        slowest, cpu = everywhere[:, :, 0].max(axis=0), everywhere[:, :, 1].sum(axis=0)
         row[name] = {"ms": np.median(slowest), "p95_ms": np.percentile(slowest, 95), "min_ms": np.min(slowest)}
+        row[name]["cpu_ms"] = np.median(cpu)
         if name in SIDES:
             transpose.received.fill(np.nan)
             call()

@@ -8,19 +8,36 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __SSE2__
+#ifdef __x86_64__
 #include <emmintrin.h>
 #endif
 
-#define HETCCL_COPY_LINE 64 /* bytes: only whole lines pass the cache */
+#define HETCCL_COPY_LINE 64 /* bytes */
+
+#ifdef __x86_64__
+/* A part of a line, at its beginning or its end. A line takes stores of one kind only: the two kinds, mixed, take turns in
+ * fetching it. What ends at a multiple of 8 bytes meets another part there, which then passes the cache as well. */
+static inline void hetccl_copy_part_past_cache(uint8_t *to, const uint8_t *from, size_t nbytes)
+{
+    if (((uintptr_t)to | nbytes) & 7) {
+        memcpy(to, from, nbytes);
+        return;
+    }
+    for (size_t i = 0; i < nbytes; i += 8) {
+        long long word;
+        memcpy(&word, from + i, 8);
+        _mm_stream_si64((long long *)(to + i), word);
+    }
+}
+#endif
 
 /* Copies without order against later stores: hetccl_copy_fence() comes before others are told. */
 static inline void hetccl_copy_past_cache(uint8_t *to, const uint8_t *from, size_t nbytes)
 {
-#ifdef __SSE2__
+#ifdef __x86_64__
     size_t head = -(uintptr_t)to & (HETCCL_COPY_LINE - 1);
     head = head < nbytes ? head : nbytes;
-    memcpy(to, from, head);
+    hetccl_copy_part_past_cache(to, from, head);
     to += head, from += head, nbytes -= head;
     for (; nbytes >= HETCCL_COPY_LINE; to += HETCCL_COPY_LINE, from += HETCCL_COPY_LINE, nbytes -= HETCCL_COPY_LINE) {
         const __m128i *in = (const __m128i *)from;
@@ -32,13 +49,15 @@ static inline void hetccl_copy_past_cache(uint8_t *to, const uint8_t *from, size
         _mm_stream_si128(out + 2, c);
         _mm_stream_si128(out + 3, d);
     }
-#endif
+    hetccl_copy_part_past_cache(to, from, nbytes);
+#else
     memcpy(to, from, nbytes);
+#endif
 }
 
 static inline void hetccl_copy_fence(void)
 {
-#ifdef __SSE2__
+#ifdef __x86_64__
     _mm_sfence();
 #endif
 }

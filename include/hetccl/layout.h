@@ -79,7 +79,7 @@ static void hetccl_runs_unpack(uint8_t *memory, int64_t stride, int64_t run, int
 
 static void hetccl_runs_unpack_past(uint8_t *memory, int64_t stride, int64_t run, int64_t count, uint8_t *packed)
 {
-    if (run < 2 * HETCCL_COPY_LINE) { /* no whole line is certain */
+    if (run < HETCCL_COPY_LINE) {
         hetccl_runs_unpack(memory, stride, run, count, packed);
         return;
     }
