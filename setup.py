@@ -29,6 +29,7 @@ MODULES = [
     "_progress",
     "_engine",
     "_executor",
+    "_lists",
     "_request",
     "_compose",
     "_arguments",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from hetccl import _buffer, _comm, _endpoint, _layout, _op, _request, _shm, config, topology
+from hetccl import _buffer, _comm, _endpoint, _layout, _lists, _op, _shm, config, topology
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
@@ -436,4 +436,4 @@ _handles = {MPI._handleof(datatype): name for datatype, name in _names}
 _buffer.register_mpi(_handles, MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
 _layout.register_decoder(_decode)
 _op.register_mpi_ops(MPI.Op, _mpi_ops(), _usual, MPI._handleof, _function_of, MPI.buffer.frombuffer)
-_request.register_mpi_requests(MPI.Request, MPI.UNDEFINED, MPI.Status, _clear_status)
+_lists.register_mpi_requests(MPI.Request, MPI.UNDEFINED, MPI.Status, _clear_status)

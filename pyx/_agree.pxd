@@ -3,8 +3,8 @@
 from libc.stdint cimport int64_t
 
 
-# Words of what a rank says of its call. After these come the bytes that it sends to each rank, and those that it expects
-# from each; zeros where the count says it all.
+# Words of what a rank says of its call. After these come the bytes that it sends to each rank, and those that it
+# expects from each; zeros where the count says it all.
 cdef enum:
     CHECK_CALL = 0                       # index into CALLS
     CHECK_ROOT = 1

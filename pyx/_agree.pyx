@@ -1,8 +1,8 @@
 """Layer L3: compares a call across ranks before it runs, when HETCCL_CHECK asks for it.
 
 The row of collectives gathers every rank's words by the engine itself, so that it works on every transport and for
-nonblocking calls; no byte of the user's has moved yet. All ranks see the same words, so all come to the same verdict, and
-the communicator stays usable.
+nonblocking calls; no byte of the user's has moved yet. All ranks see the same words, so all come to the same verdict,
+and the communicator stays usable.
 """
 
 from libc.stdlib cimport calloc, free

@@ -55,8 +55,8 @@ cdef int host_parts_w(object obj, Span* span, str argument, bint writable, int n
 
 cdef int reducible(Span* span, str argument) except -1:
     if span.layout != NULL:
-        raise TypeError(f"{argument}: a reduction takes elements that lie one after another; this datatype leaves gaps. "
-                        "Copy them first")
+        raise TypeError(f"{argument}: a reduction takes elements that lie one after another; this datatype leaves "
+                        "gaps. Copy them first")
     return 0
 
 

@@ -100,9 +100,9 @@ cdef class Comm(Messages):
 
     @property
     def group(self):
-        """`with comm.group():` collects the blocking calls of this thread on the communicator, and runs them together at
-        the end of the block: no order of sends and receives can deadlock. An exception inside drops them; nothing has
-        moved. Buffers must stay as they are meanwhile, and results and status are there after the block.
+        """`with comm.group():` collects the blocking calls of this thread on the communicator, and runs them together
+        at the end of the block: no order of sends and receives can deadlock. An exception inside drops them; nothing
+        has moved. Buffers must stay as they are meanwhile, and results and status are there after the block.
 
         As in mpi4py, it is also the communicator's MPI.Group.
 
@@ -130,9 +130,9 @@ cdef class Comm(Messages):
     def Free(self):
         """Give back what the communicator holds. A second call does nothing.
 
-        Local, and the user's MPI communicator is not touched; but a communicator that Split, Dup or Create made frees its
-        MPI communicator, which all of its ranks must do. Requests that are not complete end with CommClosed, and peers
-        that still wait for this rank get PeerError.
+        Local, and the user's MPI communicator is not touched; but a communicator that Split, Dup or Create made frees
+        its MPI communicator, which all of its ranks must do. Requests that are not complete end with CommClosed, and
+        peers that still wait for this rank get PeerError.
 
         Blocks  : until the calls of other threads on this communicator have ended
         Raises  : RuntimeError (called from a signal handler inside a call), CommTimeout (another thread does not end)

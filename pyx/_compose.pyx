@@ -36,10 +36,10 @@ cdef class Fold(Task):
     cdef int after(self) except -1:
         cdef size_t nbytes = self.count * self.itemsize
         cdef uint8_t* total = self.operands
-        cdef int rank
+        cdef int _
         if self.noperands == 0 or nbytes == 0:
             return 0
-        for rank in range(1, self.noperands):
+        for _ in range(1, self.noperands):
             op_apply(self.op, total, total + nbytes, self.count, self.itemsize, self.dtype, self.datatype)
             total += nbytes
         memcpy(self.target, total, nbytes)

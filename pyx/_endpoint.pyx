@@ -30,9 +30,9 @@ cdef enum:
     NCHOICES = NCOLLECTIVES + 2
 
 # From so much received by one call, results are stored past the cache. An all-to-all on 4 ranks and a pass that reads
-# what was received take then, in processor time, 0.68 of what they do otherwise for runs of 512 bytes, 0.94 for such runs
-# on the sending side alone, 1.08 for long ones; with 32 MiB 0.68, 0.90 and 0.80; with less than 8 MiB more than before
-# (2 cores with 2 MiB of L2 each and a large L3, Xeon, Linux 6.18).
+# what was received take then, in processor time, 0.68 of what they do otherwise for runs of 512 bytes, 0.94 for such
+# runs on the sending side alone, 1.08 for long ones; with 32 MiB 0.68, 0.90 and 0.80; with less than 8 MiB more than
+# before (2 cores with 2 MiB of L2 each and a large L3, Xeon, Linux 6.18).
 cdef enum:
     PAST_CACHE_BYTES = 16777216
 

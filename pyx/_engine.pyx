@@ -1,11 +1,10 @@
 """Layer L3: what moves a communicator's data: the row of its collectives, its mailbox, and the thread for both.
 
-Everything here is polled under one mutex, by a call that waits (_executor) or by the progress thread. Nothing waits for a
-peer, and nothing takes the GIL under the mutex. A fault ends all: the peers hold half of what is under way.
+Everything here is polled under one mutex, by a call that waits (_executor) or by the progress thread. Nothing waits for
+a peer, and nothing takes the GIL under the mutex. A fault ends all: the peers hold half of what is under way.
 """
 
 cimport cython
-from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
 from hetccl._mailbox cimport ANY, MESSAGE_COMPLETE, mailbox_new
@@ -14,15 +13,17 @@ from hetccl._progress cimport (
 )
 from hetccl._row cimport COLLECTIVE_DONE, row_blockers, row_close, row_open, row_poll, row_push
 from hetccl._shm cimport (
-    COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD,
-    HETCCL_REASON_FREED, HETCCL_REASON_LEFT, POINT_TO_POINT, hetccl_bell_ring, hetccl_rank_block_t, hetccl_shm_transport,
+    COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_MOVED, HETCCL_RANK_FREED,
+    HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT, POINT_TO_POINT, hetccl_bell_ring,
+    hetccl_rank_block_t, hetccl_shm_transport,
 )
 
 cdef extern from "<unistd.h>":
     int getpid() noexcept nogil
 
 
-# Its parts point at each other: cleared in the wrong order by the collector of cycles, the thread would lose its memory.
+# Its parts point at each other: cleared in the wrong order by the collector of cycles, the thread would lose its
+# memory.
 @cython.no_gc_clear
 cdef class Engine:
     """The data movers of one communicator over a segment's links.
@@ -68,7 +69,7 @@ cdef class Engine:
         return self.links + (2 * traffic + receive) * self.nranks
 
     cdef void submit(self, Work* work) noexcept nogil:
-        """Take the work over. A collective's place in the order is fixed here, and published for late waits of peers."""
+        """Take the work over. A collective's place in the order is fixed here, and published to late peers."""
         cdef hetccl_rank_block_t* mine = &self.segment.blocks[self.rank]
         cdef int i
         work.idle_ns = work.looked_ns = work.tried_ns = 0
@@ -161,7 +162,6 @@ cdef class Engine:
             if not is_over(work.messages[i].state):
                 self.mailbox.blockers(&work.messages[i], mask)
         hetccl_mutex_unlock(&self.progress.mutex)
-
 
     cdef int poll_in_thread(self) noexcept nogil:
         cdef int status

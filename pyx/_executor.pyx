@@ -1,9 +1,9 @@
 """Layer L3: the engine of one communicator; all waits of hetccl on host data are here.
 
 Row (collectives) and mailbox (messages) are polled under one mutex, by whoever waits, or by the progress thread. A wait
-spins for microseconds, then yields the core, then sleeps on this rank's bell. Twenty times a second it looks around: has
-a rank broken the communicator, has a peer that holds the work up died, is there a signal for Python, is the time over.
-The GIL is never held while waiting, and never taken under the mutex.
+spins for microseconds, then yields the core, then sleeps on this rank's bell. Twenty times a second it looks around:
+has a rank broken the communicator, has a peer that holds the work up died, is there a signal for Python, is the time
+over. The GIL is never held while waiting, and never taken under the mutex.
 """
 
 import os
@@ -17,7 +17,8 @@ from libc.string cimport memset
 from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK, PROBE
 from hetccl._mailbox cimport MESSAGE_FAILED, MESSAGE_POSTED
 from hetccl._progress cimport (
-    hetccl_mutex_give_way, hetccl_mutex_lock, hetccl_mutex_unlock, progress_enter, progress_leave, progress_needed, progress_stop,
+    hetccl_mutex_give_way, hetccl_mutex_lock, hetccl_mutex_unlock, progress_enter, progress_leave, progress_needed,
+    progress_stop,
 )
 from hetccl._row cimport COLLECTIVE_FAILED
 from hetccl._shm cimport (
@@ -137,7 +138,8 @@ cdef class Executor(Engine):
         cdef int64_t began = hetccl_now_ns()
         while visit != NULL:
             if visit.thread == me:
-                raise RuntimeError("Free: this thread is inside a call of the communicator (called from a signal handler?)")
+                raise RuntimeError("Free: this thread is inside a call of the communicator (called from a signal "
+                                   "handler?)")
             visit = visit.next
         while self.visits != NULL:
             if hetccl_now_ns() - began > self.timeout_ns:
@@ -388,8 +390,8 @@ cdef class Executor(Engine):
         cdef str call = CALLS[work.call]
         peers, reason = self.outstanding(work)
         if self.mailbox.nlimited > 0:
-            reason = (f"{reason}; {self.mailbox.held_nbytes} bytes of messages that no receive has asked for are held, and "
-                      "more wait behind them: receive in about the order in which the peers send")
+            reason = (f"{reason}; {self.mailbox.held_nbytes} bytes of messages that no receive has asked for are held, "
+                      "and more wait behind them: receive in about the order in which the peers send")
         self.give_up(HETCCL_REASON_TIMEOUT, peers[0] if peers else self.rank)
         seconds = self.timeout_ns / 1e9
         raise CommTimeout(f"{call}: rank {self.rank} waited {seconds:g} s (HETCCL_TIMEOUT); {reason}",

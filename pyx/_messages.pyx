@@ -333,8 +333,8 @@ cdef class Message:
         if self.from_nobody:
             request.from_nobody = True
         elif span_bytes(&request.recv) < <int64_t>self.probed.nbytes:
-            raise ValueError(f"Recv: buf: the message from rank {self.probed.source} has {self.probed.nbytes} bytes, the "
-                             f"buffer {span_bytes(&request.recv)}")
+            raise ValueError(f"Recv: buf: the message from rank {self.probed.source} has {self.probed.nbytes} bytes, "
+                             f"the buffer {span_bytes(&request.recv)}")
         else:
             request.post(False, self.probed.source, self.probed.tag, &request.recv, PLAIN)
             request.messages[0] = self.bound

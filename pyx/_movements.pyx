@@ -103,7 +103,8 @@ cdef class Movements(Reductions):
                 if not in_place:
                     match(&request.send, &request.recv, span_bytes(&request.recv) // self.size)
             return self.movement(request, to, 1, nout,
-                                 span_bytes(&request.recv) // self.size if nout else span_bytes(&request.send), in_place)
+                                 span_bytes(&request.recv) // self.size if nout else span_bytes(&request.send),
+                                 in_place)
         parts = self.parts_for(request, 1, nout)
         if nout:
             host_parts(recvbuf, &request.recv, "recvbuf", True, self.size, parts + 1)
@@ -411,6 +412,6 @@ cdef class Movements(Reductions):
         """A rank's part of its own data: as long on both sides."""
         match_kinds(&request.send, &request.recv)
         if given.nbytes != wanted.nbytes:
-            raise ValueError(f"sendbuf: has {given.nbytes} bytes for this rank itself, rank {self.rank}; recvbuf's part "
-                             f"for it has {wanted.nbytes}")
+            raise ValueError(f"sendbuf: has {given.nbytes} bytes for this rank itself, rank {self.rank}; recvbuf's "
+                             f"part for it has {wanted.nbytes}")
         return 0

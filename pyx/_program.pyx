@@ -9,7 +9,7 @@ from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from hetccl._layout cimport hetccl_layout_copy, hetccl_layout_copy_past, hetccl_layout_t
+from hetccl._layout cimport hetccl_layout_copy, hetccl_layout_copy_past
 from hetccl._shm cimport (
     HETCCL_AGAIN, HETCCL_DONE, HETCCL_EPEER, HETCCL_ESYSTEM, HETCCL_MOVED, HETCCL_MSG_PAST_CACHE, HETCCL_MSG_POSTED,
 )
@@ -285,7 +285,8 @@ cdef inline int advance_copy(Run* run, Step* step) noexcept nogil:
     if source.ptr == block.ptr and source.layout == block.layout:
         return HETCCL_DONE
     if step.block.buf == OUT and run.past_cache:
-        hetccl_layout_copy_past(block.layout, block.ptr, block.skip, source.layout, source.ptr, source.skip, block.nbytes)
+        hetccl_layout_copy_past(block.layout, block.ptr, block.skip, source.layout, source.ptr, source.skip,
+                                block.nbytes)
     else:
         hetccl_layout_copy(block.layout, block.ptr, block.skip, source.layout, source.ptr, source.skip, block.nbytes)
     return HETCCL_DONE
@@ -347,7 +348,8 @@ cdef int advance_reduce(Run* run, Step* step) noexcept nogil:
         status = fetch_operands(run, step, messages, piece)
         if status != HETCCL_DONE:
             return status
-        run.reduce(block.ptr + done, run.operands, step.nsources, piece // run.itemsize, run.divisor if step.final else 0)
+        run.reduce(block.ptr + done, run.operands, step.nsources, piece // run.itemsize,
+                   run.divisor if step.final else 0)
         consume_operands(run, step, messages, piece)
         chunks += 1
         if chunks == CHUNKS_PER_POLL and messages[0].done < nbytes:

@@ -147,7 +147,8 @@ cdef class Reductions(Endpoint):
         sendbuf    : buffer or spec, sum(recvcounts) elements; IN_PLACE: they are in recvbuf
         recvbuf    : buffer or spec, recvcounts[rank] elements; in place sum(recvcounts), of which the first receive
         recvcounts : size whole numbers, the same on all ranks; None: the elements are divided as evenly as in mpi4py
-        op, stream, Blocks, Raises : as Allreduce; ValueError for counts that are negative, too few, or beyond the buffer
+        op, stream, Blocks, Raises : as Allreduce; ValueError for counts that are negative, too few, or beyond
+                     the buffer
         Source     : MPI 4.1, section 6.10.2
         """
         self.finish(self.scatter_uneven(Request, sendbuf, recvbuf, recvcounts, op, stream), None)

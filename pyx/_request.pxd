@@ -8,6 +8,7 @@ from hetccl._buffer cimport Span
 from hetccl._engine cimport Work
 from hetccl._executor cimport Executor
 from hetccl._layout cimport Part, hetccl_layout_t
+from hetccl._lists cimport Lists
 from hetccl._mailbox cimport Message
 from hetccl._row cimport Collective
 
@@ -27,7 +28,7 @@ cdef class Task:                         # what a request does itself, on the us
     cdef int after(self) except -1       # once the engine is done
 
 
-cdef class Request:
+cdef class Request(Lists):
     cdef Executor executor               # None: the null request
     cdef object membership
     cdef Work work
@@ -44,7 +45,6 @@ cdef class Request:
     cdef Check check                     # check.mine is NULL where calls are not compared
     cdef list tasks                      # Task; or None
     cdef uint8_t[2] tokens               # what a barrier sends and receives
-    cdef bint active                     # started, and its outcome not yet taken
     cdef bint held                       # by the executor's `inflight`
     cdef bint persistent
     cdef bint bound                      # messages[0] is bound to a message already (a matched receive)
@@ -60,7 +60,6 @@ cdef class Request:
     cdef int settle(self, object status) except -1
     cdef int fill(self, object status) except -1
     cdef int raise_refusal(self) except -1
-    cdef int fill_empty(self, object status) except -1
     cdef bint tried(self) except -1
     cdef int drop(self) except -1
     cdef void release(self) noexcept

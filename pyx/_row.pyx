@@ -1,7 +1,7 @@
 """Layer L3: the row of a communicator's collectives, run one after another in the order in which they were called.
 
-MPI asks for that order to be the same on all ranks, so that one row for each rank is enough: whoever is at the head waits
-for nobody but the peers' heads. Polled, never waits; no GIL; the caller holds the executor's lock.
+MPI asks for that order to be the same on all ranks, so that one row for each rank is enough: whoever is at the head
+waits for nobody but the peers' heads. Polled, never waits; no GIL; the caller holds the executor's lock.
 """
 
 from libc.stdlib cimport calloc, free, malloc

@@ -65,7 +65,7 @@ class Launcher(NamedTuple):
         return [*options, "--enable-recovery"] if keep_alive else options
 
     def environment(self):
-        """What a job of it needs: the library for mpi4py, where the loader does not find a system's MPI without help."""
+        """What a job of it needs: the library for mpi4py, where the loader does not find it without help."""
         found = sorted((self.path.parent.parent / "lib").glob("libmpi.so.*"))
         library = {"MPI4PY_LIBMPI": str(found[0])} if found else {}
         # Open MPI 4 wants a remote shell even for ranks of one host.
