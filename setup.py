@@ -44,7 +44,6 @@ STAGE = Path("build/cython/hetccl")
 DIRECTIVES = {
     "language_level": 3,
     "binding": True,
-    "embedsignature": True,
     "cdivision": True,
     "boundscheck": False,
     "wraparound": False,

@@ -286,7 +286,7 @@ DIFFERENCES = {
     "overlap": "parts of a receive buffer that overlap are a ValueError",
     "aliased": "send and receive buffers that overlap are a ValueError",
     "float_rank": "a rank or tag that is no whole number is a TypeError; mpi4py cuts it off",
-    "mixed_types": "sending as one dtype and receiving as another of the same size is a TypeError",
+    "mixed_types": "sending as one dtype and receiving as another of the same size is a ValueError",
 }
 
 
