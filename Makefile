@@ -16,7 +16,7 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test build lint docs bench test-gpu environment clean
+.PHONY: help demo test test-long build lint docs bench test-gpu environment clean
 
 help: ## what there is to make (the default)
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -28,6 +28,10 @@ demo: build ## train a small language model on 4 ranks in islands of 3 and 1
 test: build ## run all tests (ARGS="-k name" for some)
 	@$(SETUP) test
 	@$(RUN) python -m pytest $(ARGS)
+
+test-long: build ## compare many more calls with mpi4py, and buffers beyond 2 GiB (an hour, 14 GiB of memory)
+	@$(SETUP) test
+	@$(RUN) python -m pytest tests/long $(ARGS)
 
 build: .venv/built ## set up .venv and compile
 

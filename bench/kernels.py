@@ -38,6 +38,7 @@ DTYPES = {
     "longdouble": (35, np.longdouble),
     "complex64": (36, np.complex64),
     "complex128": (37, np.complex128),
+    "clongdouble": (44, np.clongdouble),
     "bool": (34, np.bool_),
     "float8_e4m3fn": (10, float8_e4m3fn),
     "float8_e5m2": (11, float8_e5m2),

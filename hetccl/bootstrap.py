@@ -42,6 +42,7 @@ _DATATYPES = {
     "DOUBLE_COMPLEX",
     "bool": "C_BOOL CXX_BOOL",
     "longdouble": "LONG_DOUBLE",
+    "clongdouble": "C_LONG_DOUBLE_COMPLEX CXX_LONG_DOUBLE_COMPLEX",
     "float_int": "FLOAT_INT",
     "double_int": "DOUBLE_INT",
     "long_int": "LONG_INT",
@@ -224,11 +225,18 @@ def _mpi_datatypes():
     found = []
     for kind, members in _DATATYPES.items():
         for member in members.split():
-            datatype = getattr(MPI, member, MPI.DATATYPE_NULL)
-            if datatype != MPI.DATATYPE_NULL:
-                bits = 8 * datatype.Get_size() if kind in _SIZED else ""
-                found.append((datatype, f"{kind}{bits}"))
+            nbytes = _size_of(getattr(MPI, member, MPI.DATATYPE_NULL))
+            if nbytes:
+                found.append((getattr(MPI, member), f"{kind}{8 * nbytes if kind in _SIZED else ''}"))
     return found
+
+
+def _size_of(datatype):
+    """Bytes of a basic datatype; 0 for one that this MPI lacks."""
+    try:
+        return 0 if datatype == MPI.DATATYPE_NULL else datatype.Get_size()
+    except MPI.Exception:  # mpi4py's wheel has a handle for each of MPI's names, whether or not the library knows it
+        return 0
 
 
 def _decode(datatype):
@@ -427,5 +435,5 @@ _usual = {name: datatype for datatype, name in reversed(_names)}
 _handles = {MPI._handleof(datatype): name for datatype, name in _names}
 _buffer.register_mpi(_handles, MPI._handleof, MPI.IN_PLACE, MPI.BOTTOM)
 _layout.register_decoder(_decode)
-_op.register_mpi_ops(MPI.Op, _mpi_ops(), _usual, MPI._handleof, _function_of)
+_op.register_mpi_ops(MPI.Op, _mpi_ops(), _usual, MPI._handleof, _function_of, MPI.buffer.frombuffer)
 _request.register_mpi_requests(MPI.Request, MPI.UNDEFINED, MPI.Status, _clear_status)

@@ -26,6 +26,7 @@ cdef extern from "hetccl/abi.h" nogil:
         HETCCL_INT_INT
         HETCCL_SHORT_INT
         HETCCL_LONGDOUBLE_INT
+        HETCCL_CLONGDOUBLE
         HETCCL_NDTYPES
         HETCCL_RAW
 

@@ -74,6 +74,7 @@ cdef class Comm(Messages):
     def Create_group(self, group, tag=0):
         """As Create, but only the ranks of the group call it. The first part of the wait is MPI's, without a time-out.
 
+        group   : MPI.Group
         tag     : tells apart calls of several threads
         Source  : MPI 4.1, section 7.4.2
         """
@@ -108,10 +109,10 @@ cdef class Comm(Messages):
         Raises : at the end, the first error of the calls, once the others have ended
         """
         if self.group_ is None:
-            self.group_ = self.membership.group(self.open_batch)
+            self.group_ = self.membership.group(self._open_batch)
         return self.group_
 
-    def open_batch(self):
+    def _open_batch(self):
         cdef Batch batch = Batch.__new__(Batch)
         batch.endpoint = self
         batch.calls = []
@@ -136,7 +137,7 @@ cdef class Comm(Messages):
         Blocks  : until the calls of other threads on this communicator have ended
         Raises  : RuntimeError (called from a signal handler inside a call), CommTimeout (another thread does not end)
         """
-        if self.closed or not self.is_own_process():
+        if self.closed or not self.executor.is_own_process():
             return
         self.closed = True
         try:

@@ -6,15 +6,15 @@ Layer L2, below _array and _buffer. The tables are filled once, at import, and d
 import sys
 
 from hetccl._abi cimport (
-    HETCCL_BFLOAT16, HETCCL_BOOL, HETCCL_COMPLEX64, HETCCL_COMPLEX128, HETCCL_DOUBLE_INT, HETCCL_FLOAT8_E4M3,
-    HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64, HETCCL_FLOAT_INT, HETCCL_INT8, HETCCL_INT16,
+    HETCCL_BFLOAT16, HETCCL_BOOL, HETCCL_CLONGDOUBLE, HETCCL_COMPLEX64, HETCCL_COMPLEX128, HETCCL_DOUBLE_INT,
+    HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64, HETCCL_FLOAT_INT, HETCCL_INT8, HETCCL_INT16,
     HETCCL_INT32, HETCCL_INT64, HETCCL_INT_INT, HETCCL_LONGDOUBLE, HETCCL_LONGDOUBLE_INT, HETCCL_LONG_INT,
     HETCCL_RAW, HETCCL_SHORT_INT, HETCCL_UINT8, HETCCL_UINT16, HETCCL_UINT32, HETCCL_UINT64, hetccl_double_int_t,
     hetccl_float_int_t, hetccl_int_int_t, hetccl_long_int_t, hetccl_longdouble_int_t, hetccl_short_int_t,
 )
 
 cdef enum:
-    ITEMSIZE_MAX = 16  # bytes, of complex128 and long double
+    ITEMSIZE_MAX = 32  # bytes, of clongdouble
 
 cdef char BYTEORDER_SWAPPED = b">" if sys.byteorder == "little" else b"<"
 cdef size_t[HETCCL_RAW + 1] itemsizes
@@ -54,7 +54,7 @@ cdef int code_of_format(const char* text, size_t itemsize) noexcept nogil:
     if format_has_pointers(text):
         return CODE_OPAQUE
     cdef char kind = 0
-    if text[0] == b"Z" and text[1] in b"fd" and text[2] == 0:
+    if text[0] == b"Z" and text[1] in b"fdg" and text[2] == 0:
         kind = b"c"
     elif text[0] and text[1] == 0:
         kind = kinds[<int> text[0]] if text[0] > 0 else 0
@@ -160,6 +160,7 @@ dtype_add("bool", HETCCL_BOOL, "b", 1, 1)
 dtype_add("float16", HETCCL_FLOAT16, "f", 2, 2)
 if sizeof(long double) > sizeof(double):  # else it is float64 by another name
     dtype_add("longdouble", HETCCL_LONGDOUBLE, "f", sizeof(long double), sizeof(long double))
+    dtype_add("clongdouble", HETCCL_CLONGDOUBLE, "c", 2 * sizeof(long double), sizeof(long double))
 dtype_add("float32", HETCCL_FLOAT32, "f", 4, 4)
 dtype_add("float64", HETCCL_FLOAT64, "f", 8, 8)
 dtype_add("complex64", HETCCL_COMPLEX64, "c", 8, 4)
@@ -187,5 +188,5 @@ letters_add("u", {
 })
 letters_add("b", {"?": 1})
 letters_add("f", {"e": 2, "f": sizeof(float), "d": sizeof(double), "g": sizeof(long double)})
-letters_add("c", {"F": 2 * sizeof(float), "D": 2 * sizeof(double)})
-typecodes.update(Zf=HETCCL_COMPLEX64, Zd=HETCCL_COMPLEX128)  # PEP 3118's spelling
+letters_add("c", {"F": 2 * sizeof(float), "D": 2 * sizeof(double), "G": 2 * sizeof(long double)})
+typecodes.update(Zf=typecodes["F"], Zd=typecodes["D"], Zg=typecodes["G"])  # PEP 3118's spelling

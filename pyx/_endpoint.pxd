@@ -32,11 +32,8 @@ cdef class Endpoint:
     cdef Batch batch                     # open in some thread, or None
     cdef bint check                      # HETCCL_CHECK
     cdef bint closed
-    cdef int generation                  # of the process: forks before the communicator was built
 
     cdef int usable(self, int call) except -1
-    # False in a child of the process that built the communicator.
-    cdef bint is_own_process(self) noexcept
     cdef int rank_of(self, object value, str argument) except -1
     cdef Request request(self, type kind, int call, object stream)
     # A blocking call: run it, or record it if this thread is in a group.

@@ -5,8 +5,6 @@ Threads may share a communicator. The order in which collectives enter, over all
 as in MPI. The GIL is held but for waits.
 """
 
-import os
-
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc
 
@@ -20,7 +18,7 @@ from hetccl._calls cimport (
 from hetccl._request cimport request_new
 
 from hetccl._calls import CALLS, PLANS
-from hetccl.errors import CommClosed, HetcclError
+from hetccl.errors import CommClosed
 
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() noexcept
@@ -41,15 +39,8 @@ cdef enum:
 # Calls whose units may differ in length.
 UNEVEN = frozenset((GATHERV, SCATTERV, ALLGATHERV, REDUCE_SCATTER, ALLTOALLV, ALLTOALLW))
 
-# How often this process has come out of a fork; a communicator works only in the process that built it.
-cdef int forks = 0
 # Why no call is possible any more in this process, or None.
 cdef str ended = None
-
-
-def count_fork():
-    global forks
-    forks += 1
 
 
 def end(reason):
@@ -61,9 +52,6 @@ def end(reason):
 def ended_because():
     """Why no call is possible any more, or None."""
     return ended
-
-
-os.register_at_fork(after_in_child=count_fork)
 
 
 cdef class Batch:
@@ -95,14 +83,15 @@ cdef class Batch:
         """Start all, wait for all; raise the first error once the others have ended."""
         cdef Request request
         first = None
-        started = []
+        try:
+            for request, _ in calls:
+                request.go()
+        except Exception as error:  # noqa: BLE001 - the calls before it have begun
+            first = error
         for request, status in calls:
-            request.go()
-            started.append((request, status))
-        for request, status in started:
             try:
                 request.await_end(status)
-            except (ValueError, HetcclError) as error:
+            except Exception as error:  # noqa: BLE001 - a user's function may raise anything
                 first = first or error
         if first is not None:
             raise first
@@ -126,20 +115,13 @@ cdef class Endpoint:
         self.executor = Executor(membership.segment, settings.timeout, settings.spin_us, membership.crowded)
         self.choices = [None] * (NCHOICES * self.size)
         self.check = settings.check
-        self.generation = forks
 
     cdef int usable(self, int call) except -1:
         if self.closed:
             raise CommClosed(f"{CALLS[call]}: the communicator has been freed", call=CALLS[call])
         if ended is not None:
             raise CommClosed(f"{CALLS[call]}: {ended}", call=CALLS[call])
-        if self.generation != forks:
-            raise CommClosed(f"{CALLS[call]}: the communicator belongs to the parent of this forked process",
-                             call=CALLS[call])
-        return 0
-
-    cdef bint is_own_process(self) noexcept:
-        return self.generation == forks
+        return self.executor.usable(call)
 
     cdef int rank_of(self, object value, str argument) except -1:
         rank = whole(value, argument)

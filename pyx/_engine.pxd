@@ -1,8 +1,8 @@
 """What moves a communicator's data."""
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from hetccl._mailbox cimport Mailbox, Message
+from hetccl._mailbox cimport Mailbox, Message, Probed
 from hetccl._program cimport Link
 from hetccl._progress cimport Progress
 from hetccl._row cimport Collective, Row
@@ -14,7 +14,10 @@ ctypedef struct Work:                    # what one call is about; lives inside 
     Collective* collective               # NULL: messages
     Message* messages
     int nmessages
+    Probed* probed                       # not NULL: the work is to find a message like messages[0], which is not posted
     int64_t idle_ns                      # since when a wait for it has seen nothing move; 0 while something does
+    uint64_t moves                       # the engine's, at idle_ns
+    int64_t tried_ns                     # the last Test
     int64_t looked_ns                    # when faults and signals were last looked at
 
 
@@ -27,13 +30,19 @@ cdef class Engine:
     cdef Mailbox mailbox
     cdef Progress progress               # its mutex guards row, mailbox, links and `broken`
     cdef bint broken                     # nothing is polled any more
+    cdef uint64_t moves                  # polls that moved something, whoever polled
     cdef int owner_pid
 
     cdef Link* link(self, int traffic, bint receive) noexcept nogil
     cdef void submit(self, Work* work) noexcept nogil
     # Poll once, and say whether the work is final.
     cdef int poll(self, Work* work, bint* done) noexcept nogil
+    # The same, by a call that will not wait.
+    cdef int poll_in_passing(self, Work* work, bint* done) noexcept nogil
+    cdef bint has_let_go(self, Work* work) noexcept nogil
     cdef int poll_locked(self) noexcept nogil
+    cdef int poll_parts(self) noexcept nogil
+    cdef bint has_ended(self, Work* work) noexcept nogil
     cdef int poll_in_thread(self) noexcept nogil
     cdef bint has_work(self) noexcept nogil
     cdef int reason_of(self, int peer) noexcept nogil

@@ -54,6 +54,8 @@ cdef class Engine:
         # Before the collector of cycles takes requests apart that the thread still works on.
         if self.progress.poll != NULL and getpid() == self.owner_pid:
             progress_stop(&self.progress)
+            # Nor may a peer take for a message what lies in their memory afterwards.
+            self.segment.leave()
 
     def __dealloc__(self):
         if self.progress.poll != NULL and getpid() == self.owner_pid:
@@ -69,7 +71,7 @@ cdef class Engine:
         """Take the work over. A collective's place in the order is fixed here, and published for late waits of peers."""
         cdef hetccl_rank_block_t* mine = &self.segment.blocks[self.rank]
         cdef int i
-        work.idle_ns = work.looked_ns = 0
+        work.idle_ns = work.looked_ns = work.tried_ns = 0
         hetccl_mutex_lock(&self.progress.mutex)
         if work.collective != NULL:
             row_push(&self.row, work.collective)
@@ -81,6 +83,11 @@ cdef class Engine:
 
     cdef int poll_locked(self) noexcept nogil:
         """Move what can be moved; called under the mutex."""
+        cdef int status = self.poll_parts()
+        self.moves += status == HETCCL_MOVED
+        return status
+
+    cdef int poll_parts(self) noexcept nogil:
         cdef int status = HETCCL_AGAIN, of_messages
         if self.broken:
             return HETCCL_AGAIN
@@ -112,12 +119,32 @@ cdef class Engine:
         cdef int status
         hetccl_mutex_lock(&self.progress.mutex)
         status = self.poll_locked()
-        done[0] = is_final(work)
+        done[0] = self.has_ended(work)
         hetccl_mutex_unlock(&self.progress.mutex)
         # What moved may have been what another thread sleeps for.
         if status == HETCCL_MOVED and self.progress.drivers > 1:
             hetccl_bell_ring(&self.segment.blocks[self.rank])
         return status
+
+    cdef int poll_in_passing(self, Work* work, bint* done) noexcept nogil:
+        cdef int status = self.poll(work, done)
+        # Another call that sleeps for it, or if there may be more to move, the thread.
+        if status == HETCCL_MOVED and (self.progress.drivers == 1 or not done[0]):
+            hetccl_bell_ring(&self.segment.blocks[self.rank])
+        return status
+
+    cdef bint has_ended(self, Work* work) noexcept nogil:
+        if work.probed != NULL:
+            return self.mailbox.probe(work.messages.peer, work.messages.tag, work.probed)
+        return is_final(work)
+
+    cdef bint has_let_go(self, Work* work) noexcept nogil:
+        """Whether the work is final and the engine knows it no more: its memory may go."""
+        cdef bint over
+        hetccl_mutex_lock(&self.progress.mutex)
+        over = is_final(work)
+        hetccl_mutex_unlock(&self.progress.mutex)
+        return over
 
     cdef void give_up(self, int reason, int culprit) noexcept nogil:
         hetccl_mutex_lock(&self.progress.mutex)
@@ -142,7 +169,7 @@ cdef class Engine:
             return HETCCL_DONE
         status = self.poll_locked()
         # A call that began to wait while this poll ran may sleep for what it has moved.
-        if status == HETCCL_MOVED:
+        if status == HETCCL_MOVED and self.progress.drivers > 0:
             hetccl_bell_ring(&self.segment.blocks[self.rank])
         return status
 

@@ -14,14 +14,18 @@ ctypedef struct Visit:                   # a thread inside a call of the executo
 
 cdef class Executor(Engine):
     cdef Visit* visits
-    cdef bint closed                     # the segment is gone
+    cdef bint closed                     # the segment is gone, or about to go
+    cdef int generation                  # of the process: forks before the communicator was built
     cdef dict inflight                   # id -> nonblocking request that the engine still works on, or has just done
     cdef int nkept                       # requests in `inflight` after the last look at them
     cdef int64_t timeout_ns
     cdef int64_t spin_ns                 # of a wait: with the core
     cdef int64_t awake_ns                # of a wait: before it sleeps
 
-    cdef bint start(self, Work* work) except -1
+    # Raise CommClosed unless the engine may be used: it is open, and this process built it.
+    cdef int usable(self, int call) except -1
+    cdef bint is_own_process(self) noexcept
+    cdef bint start(self, Work* work, bint waits) except -1
     cdef int detach(self) except -1
     cdef bint poll_once(self, Work* work) except -1
     cdef int wait(self, Work* work) except -1
@@ -32,10 +36,11 @@ cdef class Executor(Engine):
     cdef void leave(self, Visit* visit) noexcept
 
     cdef int poll_once_nogil(self, Work* work, bint* done) except -1 nogil
-    cdef int rest_once(self, Work* work) except -1 nogil
     cdef int wait_nogil(self, Work* work) except -1 nogil
     cdef int rest(self, Work* work, bint* done) except -100 nogil
-    cdef int look_around(self, Work* work, int64_t now) except -1 nogil
+    cdef void note_idle(self, Work* work, int64_t now) noexcept nogil
+    cdef int look_around(self, Work* work, int64_t now, bint waits) except -1 nogil
+    cdef int poll_on(self, Work* work, bint* done, int* polls, int* moves) noexcept nogil
     cdef int conclude(self, Work* work) except -1 nogil
     cdef int lost_peer(self, Work* work) noexcept nogil
     cdef int raise_lost(self, Work* work, int peer) except -1 with gil
@@ -46,3 +51,6 @@ cdef class Executor(Engine):
     cdef tuple outstanding(self, Work* work)
     cdef tuple blockers(self, Work* work)
     cdef str describe(self, int peer, Work* work)
+
+
+cdef bint has_failed(Work* work) noexcept nogil

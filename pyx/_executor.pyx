@@ -17,18 +17,19 @@ from libc.string cimport memset
 from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK, PROBE
 from hetccl._mailbox cimport MESSAGE_FAILED, MESSAGE_POSTED
 from hetccl._progress cimport (
-    hetccl_mutex_lock, hetccl_mutex_unlock, progress_enter, progress_leave, progress_needed, progress_stop,
+    hetccl_mutex_give_way, hetccl_mutex_lock, hetccl_mutex_unlock, progress_enter, progress_leave, progress_needed, progress_stop,
 )
 from hetccl._row cimport COLLECTIVE_FAILED
 from hetccl._shm cimport (
-    COLLECTIVE, HETCCL_AGAIN, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG, HETCCL_FAULT_CULPRIT,
-    HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED, HETCCL_REASON_DEAD,
-    HETCCL_REASON_FREED, HETCCL_REASON_LEFT, HETCCL_REASON_TIMEOUT, Segment, hetccl_bell_arm, hetccl_bell_disarm,
-    hetccl_bell_sleep, hetccl_header_t, hetccl_msg_t, hetccl_now_ns, hetccl_rank_block_t,
+    COLLECTIVE, HETCCL_AGAIN, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG,
+    HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED,
+    HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT, HETCCL_REASON_TIMEOUT, Segment, hetccl_bell_arm,
+    hetccl_bell_disarm, hetccl_bell_ring, hetccl_bell_sleep, hetccl_header_t, hetccl_msg_t, hetccl_now_ns,
+    hetccl_rank_block_t,
 )
 
 from hetccl._calls import CALLS
-from hetccl.errors import CommTimeout, LibraryError, PeerError
+from hetccl.errors import CommClosed, CommTimeout, LibraryError, PeerError
 
 
 cdef extern from *:
@@ -62,6 +63,8 @@ cdef enum:
     POLLS_BEFORE_CLOCK = 64
     # Moves before a look at the clock: each may be a few MiB.
     MOVES_BEFORE_CLOCK = 8
+    # What lies between two Tests counts as waiting up to this: the rest of the time the caller did something else.
+    TESTING_NS = 1000000000
     # Messages of ranks on cores of their own come within this; later, another program may want the core, and
     # sched_yield costs nothing if none does.
     SPIN_NS = 20000
@@ -72,6 +75,17 @@ cdef enum:
 LONGEST_S = 9e9
 # Between two looks of stop() at whether other threads have left.
 LEAVING_S = 1e-3
+
+# How often this process has come out of a fork; a communicator works only in the process that built it.
+cdef int forks = 0
+
+
+def count_fork():
+    global forks
+    forks += 1
+
+
+os.register_at_fork(after_in_child=count_fork)
 
 
 @cython.no_gc_clear
@@ -87,10 +101,22 @@ cdef class Executor(Engine):
 
     def __cinit__(self, Segment segment not None, double timeout, spin_us, bint crowded):
         self.inflight = {}
+        self.generation = forks
         self.timeout_ns = <int64_t>(min(timeout, LONGEST_S) * 1e9)
         awake_us = DEFAULT_AWAKE_US if spin_us is None else spin_us
         self.awake_ns = <int64_t>(1000 * min(awake_us, <int64_t>(LONGEST_S * 1e6)))
         self.spin_ns = 0 if crowded else min(self.awake_ns, <int64_t>SPIN_NS)
+
+    cdef bint is_own_process(self) noexcept:
+        return self.generation == forks
+
+    cdef int usable(self, int call) except -1:
+        if self.closed:
+            raise CommClosed(f"{CALLS[call]}: the communicator has been freed", call=CALLS[call])
+        if self.generation != forks:
+            raise CommClosed(f"{CALLS[call]}: the communicator belongs to the parent of this forked process",
+                             call=CALLS[call])
+        return 0
 
     cdef void enter(self, Visit* visit) noexcept:
         """Note that this thread is inside; the segment stays mapped until it leaves."""
@@ -118,25 +144,31 @@ cdef class Executor(Engine):
                 raise CommTimeout(f"Free: another thread has been in a call of the communicator for "
                                   f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT)", call="Free", rank=self.rank)
             time.sleep(LEAVING_S)
+        # Before the GIL is let go of: nobody may come in any more.
+        self.closed = True
         with nogil:
             progress_stop(&self.progress)
             hetccl_mutex_lock(&self.progress.mutex)
             self.broken = True
             hetccl_mutex_unlock(&self.progress.mutex)
-        self.closed = True
         # Peers that read what these requests hold see that this rank has left before the memory goes.
         self.segment.leave()
         self.inflight.clear()
         return 0
 
-    cdef bint start(self, Work* work) except -1:
-        """Hand work to the engine and poll once; True if it is complete already."""
+    cdef bint start(self, Work* work, bint waits) except -1:
+        """Hand work to the engine and poll once; True if it is complete already. waits: a wait follows."""
         cdef bint done = False
+        # Since the call was found possible, other threads may have run.
+        self.usable(work.call)
         if hetccl_load(&self.segment.header.fault) != 0:
             self.raise_fault(work.call, NULL)
         # A poll may copy megabytes, but it ends; the GIL is the outermost lock.
         self.submit(work)
-        self.poll(work, &done)
+        # A collective of several ranks is not complete before the peers have answered: the wait's own polls will do.
+        if waits and work.collective != NULL and self.nranks > 1:
+            return False
+        self.poll_in_passing(work, &done)
         if done:
             self.conclude(work)
         return done
@@ -149,6 +181,7 @@ cdef class Executor(Engine):
         """Whether the work is complete; raises what a wait would raise."""
         cdef Visit visit
         cdef bint done = False
+        self.usable(work.call)
         self.enter(&visit)
         try:
             with nogil:
@@ -159,17 +192,19 @@ cdef class Executor(Engine):
 
     cdef int poll_once_nogil(self, Work* work, bint* done) except -1 nogil:
         cdef int64_t now
-        if self.poll(work, done) == HETCCL_MOVED:
-            work.idle_ns = 0
+        self.poll_in_passing(work, done)
         if done[0]:
             return self.conclude(work)
         now = hetccl_now_ns()
-        if work.idle_ns == 0:
-            work.idle_ns = now
-        return self.look_around(work, now)
+        if work.tried_ns != 0 and now - work.tried_ns > TESTING_NS:
+            work.idle_ns += now - work.tried_ns - TESTING_NS
+        work.tried_ns = now
+        self.note_idle(work, now)
+        return self.look_around(work, now, False)
 
     cdef int wait(self, Work* work) except -1:
         cdef Visit visit
+        self.usable(work.call)
         self.enter(&visit)
         progress_enter(&self.progress)
         try:
@@ -182,41 +217,34 @@ cdef class Executor(Engine):
 
     cdef bint probe(self, int source, int64_t tag, Probed* probed, Message* taken) except -1:
         """Look for a message; taken: bind it to this receive, or NULL."""
-        cdef bint found
+        cdef bint found, has_room = True
+        cdef int status
         if hetccl_load(&self.segment.header.fault) != 0:
             self.raise_fault(PROBE, NULL)
         hetccl_mutex_lock(&self.progress.mutex)
-        self.poll_locked()
+        status = self.poll_locked()
         found = self.mailbox.probe(source, tag, probed)
         if found and taken != NULL:
-            found = self.mailbox.take(probed.source, probed.tag, taken)
+            has_room = self.mailbox.take(probed.source, probed.tag, taken)
         hetccl_mutex_unlock(&self.progress.mutex)
+        if not has_room:
+            raise MemoryError(f"Mprobe: no memory to hold the message of {probed.nbytes} bytes; receive it instead")
+        if status == HETCCL_MOVED:
+            hetccl_bell_ring(&self.segment.blocks[self.rank])
         return found
 
     cdef int await_message(self, int source, int64_t tag, Probed* probed, Message* taken) except -1:
         """Wait until there is a message."""
-        cdef Visit visit
         cdef Message wanted
         cdef Work work
         memset(&work, 0, sizeof(work))
         memset(&wanted, 0, sizeof(wanted))
         # Never posted: it says whom the wait is for.
         wanted.peer, wanted.tag, wanted.state = source, tag, MESSAGE_POSTED
-        work.call, work.messages, work.nmessages = PROBE, &wanted, 1
-        self.enter(&visit)
-        progress_enter(&self.progress)
-        try:
-            while not self.probe(source, tag, probed, taken):
-                with nogil:
-                    self.rest_once(&work)
-        finally:
-            progress_leave(&self.progress, self.has_work())
-            self.leave(&visit)
-        return 0
-
-    cdef int rest_once(self, Work* work) except -1 nogil:
-        cdef bint done = False
-        self.rest(work, &done)
+        work.call, work.messages, work.nmessages, work.probed = PROBE, &wanted, 1, probed
+        # Another thread may have received it after the wait.
+        while not self.probe(source, tag, probed, taken):
+            self.wait(&work)
         return 0
 
     cdef int wait_nogil(self, Work* work) except -1 nogil:
@@ -226,23 +254,48 @@ cdef class Executor(Engine):
         """
         cdef int status, polls = 0, moves = 0
         cdef bint done = False
-        while True:
-            status = self.poll(work, &done)
-            if status == HETCCL_AGAIN and not done:
-                polls += 1
-                if polls < POLLS_BEFORE_CLOCK:
-                    hetccl_relax()
-                    continue
-                status = self.rest(work, &done)
+        work.idle_ns = 0  # what came before was no wait
+        while not done:
+            status = self.poll_on(work, &done, &polls, &moves)
             if done:
                 break
+            if status == HETCCL_AGAIN:
+                status = self.rest(work, &done)
             if status == HETCCL_MOVED:
                 polls = 0
-                moves += 1
                 work.idle_ns = 0
-                if moves % MOVES_BEFORE_CLOCK == 0:
-                    self.look_around(work, hetccl_now_ns())
+                self.look_around(work, hetccl_now_ns(), True)
         return self.conclude(work)
+
+    cdef int poll_on(self, Work* work, bint* done, int* polls, int* moves) noexcept nogil:
+        """Poll until the work is complete (done), much has moved (MOVED), or nothing has for long (AGAIN).
+
+        The mutex is kept meanwhile: taking it for each poll would cost as much as the poll.
+        """
+        cdef int status = HETCCL_AGAIN
+        hetccl_mutex_lock(&self.progress.mutex)
+        while True:
+            status = self.poll_locked()
+            if status == HETCCL_MOVED and self.progress.drivers > 1:
+                # It may be what another thread sleeps for.
+                hetccl_bell_ring(&self.segment.blocks[self.rank])
+            done[0] = self.has_ended(work)
+            if done[0]:
+                break
+            if status == HETCCL_MOVED:
+                polls[0] = 0
+                work.idle_ns = 0
+                moves[0] += 1
+                if moves[0] % MOVES_BEFORE_CLOCK == 0:
+                    break
+            else:
+                polls[0] += 1
+                if polls[0] >= POLLS_BEFORE_CLOCK:
+                    break
+                hetccl_relax()
+            hetccl_mutex_give_way(&self.progress.mutex)
+        hetccl_mutex_unlock(&self.progress.mutex)
+        return status
 
     cdef int conclude(self, Work* work) except -1 nogil:
         """Raise what went wrong with work that is final."""
@@ -259,9 +312,8 @@ cdef class Executor(Engine):
         cdef int64_t now = hetccl_now_ns()
         cdef int status = HETCCL_AGAIN
         cdef uint32_t bell
-        if work.idle_ns == 0:
-            work.idle_ns = now
-        self.look_around(work, now)
+        self.note_idle(work, now)
+        self.look_around(work, now, True)
         if now - work.idle_ns < self.spin_ns:
             hetccl_relax()
         elif now - work.idle_ns < self.awake_ns:
@@ -274,8 +326,17 @@ cdef class Executor(Engine):
             hetccl_bell_disarm(mine)
         return status
 
-    cdef int look_around(self, Work* work, int64_t now) except -1 nogil:
-        """Twenty times a second: is the communicator broken, a blocking peer gone, a signal pending, the time over?"""
+    cdef void note_idle(self, Work* work, int64_t now) noexcept nogil:
+        """Nothing has moved in the last poll; but somebody else's may have moved something."""
+        cdef uint64_t moves = hetccl_load(&self.moves)
+        if work.idle_ns == 0 or work.moves != moves:
+            work.idle_ns, work.moves = now, moves
+
+    cdef int look_around(self, Work* work, int64_t now, bint waits) except -1 nogil:
+        """Twenty times a second: is the communicator broken, a blocking peer gone, a signal pending, the time over?
+
+        waits : the call does not return to Python, which would hear of signals
+        """
         cdef int peer
         cdef bint done = False
         if work.looked_ns == 0:
@@ -289,10 +350,11 @@ cdef class Executor(Engine):
         # What it sent before it ended may have come since the last poll.
         if peer >= 0 and self.poll(work, &done) == HETCCL_AGAIN and not done:
             return self.raise_lost(work, peer)
-        with gil:
-            if PyErr_CheckSignals() != 0:
-                self.give_up(HETCCL_REASON_LEFT, self.rank)
-                return -1
+        if waits:
+            with gil:
+                if PyErr_CheckSignals() != 0:
+                    self.give_up(HETCCL_REASON_LEFT, self.rank)
+                    return -1
         if work.idle_ns != 0 and now - work.idle_ns > self.timeout_ns:
             return self.raise_late(work)
         return 0
@@ -430,5 +492,5 @@ cdef inline Message* failed_message(Work* work) noexcept nogil:
     return NULL
 
 
-cdef inline bint has_failed(Work* work) noexcept nogil:
+cdef bint has_failed(Work* work) noexcept nogil:
     return failed_message(work) != NULL or (work.collective != NULL and work.collective.state == COLLECTIVE_FAILED)

@@ -9,7 +9,7 @@ ctypedef void (*hetccl_reduce_fn)(
 ctypedef void (*hetccl_scale_fn)(void* dst, const void* src, size_t count, const void* factor) noexcept nogil
 
 cdef enum:
-    FACTOR_BYTES = 16  # of the longest dtype that has a product: complex128, long double
+    FACTOR_BYTES = 32  # of the longest dtype that has a product: clongdouble
 
 cdef hetccl_reduce_fn reduce_for(int dtype, int op) noexcept nogil  # NULL where the op is not defined for the dtype
 cdef hetccl_scale_fn scale_for(int dtype) noexcept nogil            # NULL where the dtype has no product with a factor

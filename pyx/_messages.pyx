@@ -34,8 +34,9 @@ cdef class Messages(Movements):
     def Ssend(self, buf, dest, tag=0, *, stream=None):
         """Send a message, and wait until its receive has begun.
 
-        buf, dest, tag, stream, Raises : as Send
+        buf, dest, tag, stream : as Send
         Blocks  : until a receive has taken the message
+        Raises  : as Send
         Source  : MPI 4.1, section 3.4
         """
         self.finish(self.send(Request, buf, dest, tag, HETCCL_MSG_SYNC, stream), None)
@@ -67,7 +68,7 @@ cdef class Messages(Movements):
         return self.send(Request, buf, dest, tag, HETCCL_MSG_SYNC, stream).go()
 
     def Ibsend(self, buf, dest, tag=0, *, stream=None):
-        """Bsend; returns a Request, complete. Source : MPI 4.1, section 3.7.2"""
+        """Nonblocking Bsend; returns a Request, complete. Source : MPI 4.1, section 3.7.2"""
         return self.buffered(Request, buf, dest, tag, stream).go()
 
     def Irsend(self, buf, dest, tag=0, *, stream=None):
@@ -224,8 +225,9 @@ cdef class Messages(Movements):
     def Mprobe(self, source=None, tag=None, status=None):
         """Wait for a message, and take it: no other receive can get it.
 
-        source, tag, status, Blocks, Raises : as Probe
+        source, tag, status : as Probe
         Returns : Message
+        Blocks, Raises : as Probe
         Source  : MPI 4.1, section 3.8.2
         """
         cdef Message message = Message.__new__(Message)
@@ -236,8 +238,9 @@ cdef class Messages(Movements):
     def Improbe(self, source=None, tag=None, status=None):
         """Take a message if there is one.
 
-        source, tag, status, Raises : as Probe
+        source, tag, status : as Probe
         Returns : Message, or None
+        Raises  : as Probe
         Source  : MPI 4.1, section 3.8.2
         """
         cdef Message message = Message.__new__(Message)
@@ -324,6 +327,9 @@ cdef class Message:
         request = endpoint.request(Request, RECV, None)
         if buf is not None or not self.from_nobody:
             host_span(buf, &request.recv, "buf", True, 1)
+        # Reading the buffer may have let another thread in.
+        if self.endpoint is None:
+            raise ValueError("Recv: the message has been received already")
         if self.from_nobody:
             request.from_nobody = True
         elif span_bytes(&request.recv) < <int64_t>self.probed.nbytes:
@@ -348,6 +354,9 @@ cdef class Message:
 
     def __bool__(self):
         return self.endpoint is not None
+
+    def __reduce__(self):
+        raise ValueError("a Message cannot be pickled")
 
     def __repr__(self):
         what = f"{self.probed.nbytes} bytes from rank {self.probed.source}" if self else "null"

@@ -10,6 +10,7 @@ from hetccl._buffer cimport is_in_place
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, ALLTOALLW, BARRIER, BCAST, GATHER, GATHERV, SCATTER, SCATTERV,
 )
+from hetccl._dtype cimport dtype_itemsize
 from hetccl._layout cimport Part
 from hetccl._request cimport Prequest
 
@@ -383,7 +384,8 @@ cdef class Movements(Reductions):
             elif in_place:
                 source = target
             self.aim(request, call, root, source, target, unit_nbytes, 1, overwrites)
-        self.declare(request, root, NO_OP, given, unit_nbytes // max(<int64_t>1, <int64_t>given.itemsize))
+        # In elements of the base type: ranks may describe the same data by different datatypes.
+        self.declare(request, root, NO_OP, given, unit_nbytes // max(<int64_t>1, <int64_t>dtype_itemsize(given.dtype)))
         return request
 
     cdef int parts_of_units(self, Request request, int nin, int nout, bint in_place) except -1:

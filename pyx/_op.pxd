@@ -22,7 +22,7 @@ cdef class Op:
     cdef readonly str name
     cdef readonly object factor          # of premul_sum, else None
     cdef object function                 # KIND_USER: called as function(in, inout, datatype)
-    cdef object mpi_op                   # KIND_USER without a Python function: the MPI.Op
+    cdef object mpi_op                   # KIND_USER of MPI's: the MPI.Op, which may have a function
     cdef int code
     cdef int kind
     cdef bint commutes                   # else operands must be taken in rank order

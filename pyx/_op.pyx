@@ -16,9 +16,9 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t
 from libc.string cimport memcpy
 
 from hetccl._abi cimport (
-    HETCCL_AVG, HETCCL_BAND, HETCCL_BFLOAT16, HETCCL_BOR, HETCCL_BXOR, HETCCL_COMPLEX64, HETCCL_COMPLEX128,
-    HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64, HETCCL_LAND,
-    HETCCL_LONGDOUBLE, HETCCL_LOR, HETCCL_LXOR, HETCCL_MAX, HETCCL_MAXLOC, HETCCL_MIN, HETCCL_MINLOC,
+    HETCCL_AVG, HETCCL_BAND, HETCCL_BFLOAT16, HETCCL_BOR, HETCCL_BXOR, HETCCL_CLONGDOUBLE, HETCCL_COMPLEX64,
+    HETCCL_COMPLEX128, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64,
+    HETCCL_LAND, HETCCL_LONGDOUBLE, HETCCL_LOR, HETCCL_LXOR, HETCCL_MAX, HETCCL_MAXLOC, HETCCL_MIN, HETCCL_MINLOC,
     HETCCL_PREMUL_SUM, HETCCL_PROD, HETCCL_SUM, HETCCL_USER,
 )
 from hetccl._buffer cimport dtype_itemsize, dtype_name
@@ -37,7 +37,7 @@ cdef extern from "hetccl/reduce_ops.h" nogil:
 # struct's letters of the dtypes that it can round to. Without the "=" it makes infinity of what is too large.
 cdef dict FORMATS = {HETCCL_FLOAT16: "=e", HETCCL_FLOAT32: "=f", HETCCL_FLOAT64: "=d", HETCCL_COMPLEX64: "=ff",
                      HETCCL_COMPLEX128: "=dd"}
-cdef tuple COMPLEX = (HETCCL_COMPLEX64, HETCCL_COMPLEX128)
+cdef tuple COMPLEX = (HETCCL_COMPLEX64, HETCCL_COMPLEX128, HETCCL_CLONGDOUBLE)
 
 
 cdef class Op:
@@ -137,6 +137,7 @@ cdef dict mpi_ops = {}                   # handle -> name
 cdef dict mpi_datatypes = {}             # name of a dtype -> MPI.Datatype
 cdef object mpi_handle_of = None
 cdef object mpi_function_of = None
+cdef object mpi_buffer_of = None
 
 
 def premul_sum(factor):
@@ -157,7 +158,7 @@ def premul_sum(factor):
     return op
 
 
-def register_mpi_ops(op_type, ops, datatypes, handle_of, function_of):
+def register_mpi_ops(op_type, ops, datatypes, handle_of, function_of, buffer_of):
     """Tell the module what the bootstrap learnt from mpi4py.
 
     op_type     : MPI.Op
@@ -165,13 +166,15 @@ def register_mpi_ops(op_type, ops, datatypes, handle_of, function_of):
     datatypes   : dict, name of a dtype here -> MPI.Datatype, which functions of the user are given
     handle_of   : callable, MPI.Op -> handle
     function_of : callable, MPI.Op of the user -> its Python function, or None if it has none
+    buffer_of   : callable, (memoryview, whether it is read-only) -> what mpi4py gives such a function
     """
-    global mpi_type, mpi_handle_of, mpi_function_of
+    global mpi_type, mpi_handle_of, mpi_function_of, mpi_buffer_of
     mpi_type = op_type
     mpi_ops.update(ops)
     mpi_datatypes.update(datatypes)
     mpi_handle_of = handle_of
     mpi_function_of = function_of
+    mpi_buffer_of = buffer_of
 
 
 cdef Op op_of(object op, int dtype, OpChoice* choice, object datatype=None):
@@ -230,7 +233,9 @@ cdef int op_apply(Op op, const void* in_, void* inout, int64_t count, size_t ite
     left = PyMemoryView_FromMemory(<char*> in_, nbytes, PyBUF_READ)
     right = PyMemoryView_FromMemory(<char*> inout, nbytes, PyBUF_WRITE)
     datatype = datatype_of(dtype, datatype)
-    if op.function is not None:
+    if op.mpi_op is not None and op.function is not None:
+        op.function(mpi_buffer_of(left, True), mpi_buffer_of(right, False), datatype)
+    elif op.function is not None:
         op.function(left, right, datatype)
     else:
         op.mpi_op.Reduce_local([left, datatype], [right, datatype])
@@ -255,7 +260,11 @@ cdef int factor_write(object factor, int dtype, unsigned char* out) except -1:
     if dtype not in COMPLEX and isinstance(factor, numbers.Complex) and not isinstance(factor, numbers.Real):
         raise TypeError(f"factor: {factor!r} is complex, and the dtype is {name}")
     try:
-        if dtype in COMPLEX:
+        if dtype == HETCCL_CLONGDOUBLE:
+            number = factor if isinstance(factor, numbers.Complex) else complex(factor)
+            longdouble_write(number.real, out)
+            longdouble_write(number.imag, out + sizeof(long double))
+        elif dtype in COMPLEX:
             number = complex(factor)
             bytes_write(struct.pack(FORMATS[dtype], number.real, number.imag), out)
         elif dtype in FORMATS:

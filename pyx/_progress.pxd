@@ -12,9 +12,8 @@ cdef extern from "hetccl/mutex.h" nogil:
     void hetccl_mutex_close(hetccl_mutex_t* m)
     void hetccl_mutex_lock(hetccl_mutex_t* m)
     void hetccl_mutex_unlock(hetccl_mutex_t* m)
+    void hetccl_mutex_give_way(hetccl_mutex_t* m)
     ctypedef struct pthread_t:
-        pass
-    ctypedef struct pthread_cond_t:
         pass
 
 
@@ -24,10 +23,9 @@ ctypedef int (*progress_poll_fn)(void* context) noexcept nogil
 
 ctypedef struct Progress:
     hetccl_mutex_t mutex                 # of all that poll() touches
-    pthread_cond_t wake
     pthread_t thread
     bint running
-    bint asleep                          # on `wake`
+    int armed                            # the thread is among the bell's sleepers: it wants to hear of the peers' news
     bint stopping
     int drivers                          # calls of the user's that poll themselves; the thread leaves it to them
     hetccl_rank_block_t* bell            # this rank's; the peers ring it
@@ -36,7 +34,8 @@ ctypedef struct Progress:
 
 
 cdef int progress_open(Progress* progress, progress_poll_fn poll, void* context, hetccl_rank_block_t* bell) except -1
-# There is work that the caller will not wait for: start or wake the thread. With the GIL, without the mutex.
+# There is work that the caller will not wait for: start the thread, or let the peers wake it. With the GIL, without the
+# mutex.
 cdef int progress_needed(Progress* progress) except -1
 # Between the two, the caller polls.
 cdef void progress_enter(Progress* progress) noexcept nogil

@@ -1,30 +1,24 @@
 """Layer L3: the thread that moves a communicator's data while no call of the user's does.
 
 It exists from the first nonblocking call that was not complete at once. It touches no Python object and never takes the
-GIL. It does not spin: the user's computation has the core; the peers ring this rank's bell when there is something to do.
-A call that waits polls for itself, faster than a second thread could tell it, and the thread sleeps meanwhile.
+GIL. It does not spin: the user's computation has the core. It sleeps on this rank's bell, which peers ring only for those
+who are armed; whoever leaves work behind arms it, so that handing work over wakes nobody. A call that waits polls for
+itself, faster than a second thread could tell it, and disarms the thread meanwhile.
 """
 
 from libc.stdint cimport uint32_t
 
 from hetccl._shm cimport (
-    HETCCL_AGAIN, HETCCL_DONE, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_ring, hetccl_bell_sleep,
+    HETCCL_AGAIN, HETCCL_DONE, HETCCL_MOVED, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_now, hetccl_bell_ring,
+    hetccl_bell_sleep,
 )
 
 cdef extern from "pthread.h" nogil:
-    int pthread_create(pthread_t* thread, const void* attributes, void* (*main)(void*) noexcept nogil, void* context)
     int pthread_join(pthread_t thread, void** result)
-    int pthread_cond_init(pthread_cond_t* condition, const void* attributes)
-    int pthread_cond_destroy(pthread_cond_t* condition)
-    int pthread_cond_signal(pthread_cond_t* condition)
 
 cdef extern from *:
     """
     #include <signal.h>
-    /* Sleeps on the condition; the mutex's count of waiters is not concerned. */
-    static inline void progress_sleep(pthread_cond_t *condition, hetccl_mutex_t *m) {
-        pthread_cond_wait(condition, &m->mutex);
-    }
     /* Signals are for Python's threads: one taken here would not interrupt the sleep of the thread that waits. */
     static inline int progress_create(pthread_t *thread, void *(*main)(void *), void *context) {
         sigset_t all, before;
@@ -36,23 +30,25 @@ cdef extern from *:
     }
     #define hetccl_add(word, n) __atomic_add_fetch(word, n, __ATOMIC_SEQ_CST)
     #define hetccl_read(word) __atomic_load_n(word, __ATOMIC_SEQ_CST)
+    #define hetccl_exchange(word, n) __atomic_exchange_n(word, n, __ATOMIC_SEQ_CST)
     """
-    void progress_sleep(pthread_cond_t* condition, hetccl_mutex_t* m) nogil
     int progress_create(pthread_t* thread, void* (*main)(void*) noexcept nogil, void* context) nogil
     int hetccl_add(int* word, int n) noexcept nogil
     int hetccl_read(int* word) noexcept nogil
+    int hetccl_exchange(int* word, int n) noexcept nogil
 
 cdef enum:
-    # The longest sleep on the bell: how late the thread notices what rings no bell, such as a peer's end.
+    # The longest sleep with work, and without: how late the thread notices what rings no bell.
     SLEEP_NS = 50000000
+    IDLE_NS = 1000000000
     # Fruitless polls before it sleeps: a few microseconds, in which a stream's next piece comes.
     POLLS_BEFORE_SLEEP = 100
 
 
 cdef int progress_open(Progress* progress, progress_poll_fn poll, void* context, hetccl_rank_block_t* bell) except -1:
     progress.poll, progress.context, progress.bell = poll, context, bell
-    if hetccl_mutex_open(&progress.mutex) != 0 or pthread_cond_init(&progress.wake, NULL) != 0:
-        raise MemoryError("a mutex and a condition for the communicator")
+    if hetccl_mutex_open(&progress.mutex) != 0:
+        raise MemoryError("a mutex for the communicator")
     return 0
 
 
@@ -64,8 +60,8 @@ cdef int progress_needed(Progress* progress) except -1:
     elif not progress.running:
         error = progress_create(&progress.thread, progress_main, progress)
         progress.running = error == 0
-    elif progress.asleep:
-        pthread_cond_signal(&progress.wake)
+    elif hetccl_read(&progress.drivers) == 0:
+        stand_by(progress)
     hetccl_mutex_unlock(&progress.mutex)
     if error != 0:
         raise OSError(error, "the communicator's progress thread cannot be started (limit of threads?)")
@@ -74,15 +70,34 @@ cdef int progress_needed(Progress* progress) except -1:
 
 cdef void progress_enter(Progress* progress) noexcept nogil:
     hetccl_add(&progress.drivers, 1)
+    disarm(progress)
 
 
 cdef void progress_leave(Progress* progress, bint more) noexcept nogil:
     """more: the caller leaves work behind that is not complete."""
     if hetccl_add(&progress.drivers, -1) == 0 and more:
         hetccl_mutex_lock(&progress.mutex)
-        if progress.asleep:
-            pthread_cond_signal(&progress.wake)
+        if progress.running:
+            stand_by(progress)
         hetccl_mutex_unlock(&progress.mutex)
+
+
+cdef void stand_by(Progress* progress) noexcept nogil:
+    """Let the peers' next news wake the thread. Under the mutex."""
+    arm(progress)
+    # What came before has rung nobody. Where there was something to move, there may be more.
+    if progress.poll(progress.context) == HETCCL_MOVED:
+        hetccl_bell_ring(progress.bell)
+
+
+cdef inline void arm(Progress* progress) noexcept nogil:
+    if hetccl_exchange(&progress.armed, 1) == 0:
+        hetccl_bell_arm(progress.bell)
+
+
+cdef inline void disarm(Progress* progress) noexcept nogil:
+    if hetccl_read(&progress.armed) and hetccl_exchange(&progress.armed, 0):
+        hetccl_bell_disarm(progress.bell)
 
 
 cdef void progress_stop(Progress* progress) noexcept nogil:
@@ -91,46 +106,38 @@ cdef void progress_stop(Progress* progress) noexcept nogil:
     progress.stopping = True
     running = progress.running
     progress.running = False
-    pthread_cond_signal(&progress.wake)
     hetccl_mutex_unlock(&progress.mutex)
     if running:
+        hetccl_bell_arm(progress.bell)
         hetccl_bell_ring(progress.bell)
+        hetccl_bell_disarm(progress.bell)
         pthread_join(progress.thread, NULL)
 
 
 cdef void progress_close(Progress* progress) noexcept nogil:
-    pthread_cond_destroy(&progress.wake)
     hetccl_mutex_close(&progress.mutex)
 
 
 cdef void* progress_main(void* argument) noexcept nogil:
     cdef Progress* progress = <Progress*>argument
     cdef int status, polls = 0
+    cdef uint32_t bell
     hetccl_mutex_lock(&progress.mutex)
     while not progress.stopping:
+        # Read before the poll: who rings after it ends the sleep.
+        bell = hetccl_bell_now(progress.bell)
         status = HETCCL_DONE if hetccl_read(&progress.drivers) > 0 else progress.poll(progress.context)
-        if status == HETCCL_DONE:
-            progress.asleep = True
-            progress_sleep(&progress.wake, &progress.mutex)
-            progress.asleep = False
-            polls = 0
-            continue
         polls = polls + 1 if status == HETCCL_AGAIN else 0
+        if status == HETCCL_DONE:
+            disarm(progress)
+        elif polls > POLLS_BEFORE_SLEEP and not hetccl_read(&progress.armed):
+            arm(progress)  # and poll once more
+            status = HETCCL_MOVED
         hetccl_mutex_unlock(&progress.mutex)
-        if polls > POLLS_BEFORE_SLEEP:
-            nap(progress)
+        if status == HETCCL_DONE or polls > POLLS_BEFORE_SLEEP and status == HETCCL_AGAIN:
+            hetccl_bell_sleep(progress.bell, bell, SLEEP_NS if status == HETCCL_AGAIN else IDLE_NS)
+            polls = 0
         hetccl_mutex_lock(&progress.mutex)
+    disarm(progress)
     hetccl_mutex_unlock(&progress.mutex)
     return NULL
-
-
-cdef void nap(Progress* progress) noexcept nogil:
-    """Sleep until a peer rings, unless something has come since the last poll."""
-    cdef uint32_t bell = hetccl_bell_arm(progress.bell)
-    cdef int status
-    hetccl_mutex_lock(&progress.mutex)
-    status = HETCCL_DONE if progress.stopping else progress.poll(progress.context)
-    hetccl_mutex_unlock(&progress.mutex)
-    if status == HETCCL_AGAIN:
-        hetccl_bell_sleep(progress.bell, bell, SLEEP_NS)
-    hetccl_bell_disarm(progress.bell)

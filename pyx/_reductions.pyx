@@ -71,6 +71,7 @@ cdef class Reductions(Endpoint):
 
         sendbuf : buffer or spec, n elements; IN_PLACE at root: the operand is in recvbuf
         recvbuf : at root buffer or spec, n elements, same dtype; elsewhere not looked at, may be None
+        root    : rank
         op, stream, Blocks, Raises : as Allreduce; ValueError for a root outside 0..size-1
         Source  : MPI 4.1, section 6.9.1
         """

@@ -44,21 +44,22 @@ cdef class Request:
     cdef list tasks                      # Task; or None
     cdef uint8_t[2] tokens               # what a barrier sends and receives
     cdef bint active                     # started, and its outcome not yet taken
+    cdef bint held                       # by the executor's `inflight`
     cdef bint persistent
     cdef bint bound                      # messages[0] is bound to a message already (a matched receive)
 
     cdef int post(self, bint sending, int peer, int64_t tag, Span* span, int flags) except -1
     cdef int add(self, Task task) except -1
-    cdef bint begin(self) except -1
+    cdef bint begin(self, bint waits) except -1
     cdef Request go(self)
     cdef int run(self, object status) except -1
+    cdef bint is_engaged(self) except -1
     cdef bint poll(self) except -1
     cdef int await_end(self, object status) except -1
     cdef int settle(self, object status) except -1
     cdef int fill(self, object status) except -1
     cdef int raise_refusal(self) except -1
     cdef int fill_empty(self, object status) except -1
-    cdef int refuse_closed(self) except -1
     cdef bint tried(self) except -1
     cdef int drop(self) except -1
     cdef void release(self) noexcept

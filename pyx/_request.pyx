@@ -6,6 +6,7 @@ held but for the waits of the executor. A request that the user drops is kept by
 
 import time
 
+cimport cython
 from libc.stdlib cimport free
 from libc.string cimport memset
 
@@ -13,6 +14,7 @@ from hetccl._agree cimport check_close, check_error
 from hetccl._buffer cimport span_release
 from hetccl._calls cimport RECV, SENDRECV
 from hetccl._engine cimport is_final
+from hetccl._executor cimport has_failed
 from hetccl._mailbox cimport ANY, MESSAGE_TOO_LONG
 from hetccl._row cimport COLLECTIVE_IDLE, COLLECTIVE_REFUSED
 
@@ -57,7 +59,8 @@ cdef class Task:
 
 
 cdef Request request_new(type kind, Executor executor, object membership, int call):
-    cdef Request request = kind.__new__(kind)
+    # Named classes: Cython makes these without a look at the type's attributes.
+    cdef Request request = Prequest.__new__(Prequest) if kind is Prequest else Request.__new__(Request)
     request.executor = executor
     request.membership = membership
     request.work.call = call
@@ -65,6 +68,8 @@ cdef Request request_new(type kind, Executor executor, object membership, int ca
     return request
 
 
+# A blocking call's request lives for a microsecond.
+@cython.freelist(8)
 cdef class Request:
     """A nonblocking call under way. `Request()` is the null request, as a completed one is.
 
@@ -98,7 +103,7 @@ cdef class Request:
         self.tasks.append(task)
         return 0
 
-    cdef bint begin(self) except -1:
+    cdef bint begin(self, bint waits) except -1:
         """Start it; True if it is complete already."""
         cdef Message* message
         cdef Letter* letter
@@ -123,56 +128,68 @@ cdef class Request:
         if self.work.collective == NULL and self.work.nmessages == 0:
             return True
         try:
-            return self.executor.start(&self.work)
+            return self.executor.start(&self.work, waits)
         except BaseException:
             self.active = False
             raise
 
     cdef Request go(self):
         """Start it and leave it to the engine."""
-        cdef int held
-        if not self.begin():
-            inflight = self.executor.inflight
+        cdef Executor executor = self.executor
+        if not self.begin(False):
+            inflight = executor.inflight
             inflight[id(self)] = self
+            self.held = True
             # Requests that nobody waits for are let go when they have doubled, so that a look at each costs nothing.
-            if len(inflight) > 2 * self.executor.nkept + 16:
-                for key in [key for key, request in inflight.items() if is_final(&(<Request>request).work)]:
+            if len(inflight) > 2 * executor.nkept + 16:
+                for key in [key for key, request in inflight.items() if executor.has_let_go(&(<Request>request).work)]:
                     del inflight[key]
-                self.executor.nkept = len(inflight)
-            self.executor.detach()
+                executor.nkept = len(inflight)
+            executor.detach()
         return self
 
     cdef int run(self, object status) except -1:
         """Start it and wait: a blocking call."""
         try:
-            if not self.begin():
+            if not self.begin(True):
                 self.executor.wait(&self.work)
         except BaseException:
             self.active = False
             raise
         return self.settle(status)
 
+    cdef bint is_engaged(self) except -1:
+        """Whether the engine knows of the outcome. What was complete when the communicator was freed, is so for good."""
+        if self.work.collective == NULL and self.work.nmessages == 0:
+            return False
+        if not self.executor.closed:
+            return True
+        if is_final(&self.work) and not has_failed(&self.work):
+            return False
+        name = CALLS[self.work.call]
+        raise CommClosed(f"{name}: the communicator was freed before the request was complete", call=name)
+
     cdef bint poll(self) except -1:
         """Whether it is complete."""
-        if self.work.collective == NULL and self.work.nmessages == 0:
-            return True
-        self.refuse_closed()
-        return self.executor.poll_once(&self.work)
+        return not self.is_engaged() or self.executor.poll_once(&self.work)
 
     cdef int await_end(self, object status) except -1:
+        cdef Executor executor = self.executor  # another thread's Free lets go of the request's
         if not self.active:
             return self.fill_empty(status)
         try:
-            if self.work.collective != NULL or self.work.nmessages > 0:
-                self.refuse_closed()
-                self.executor.wait(&self.work)
+            if self.is_engaged():
+                executor.wait(&self.work)
         except BaseException:
             self.drop()
             raise
         return self.settle(status)
 
     cdef int settle(self, object status) except -1:
-        """Take the outcome of what is complete."""
+        """Take the outcome of what is complete, unless another thread or a signal handler has."""
+        if not self.active:
+            return self.fill_empty(status)
+        self.active = False
         try:
             self.raise_refusal()
             if self.tasks is not None:
@@ -208,16 +225,16 @@ cdef class Request:
             self.membership.fill_status(status, message.peer, message.tag, message.msg.nbytes)
         return 0
 
-    cdef int refuse_closed(self) except -1:
-        if self.executor.closed:
-            name = CALLS[self.work.call]
-            raise CommClosed(f"{name}: the communicator was freed before the request was complete", call=name)
-        return 0
-
     cdef int drop(self) except -1:
         """Be no longer active; a request that cannot be started again is the null request from now on."""
+        cdef Executor executor = self.executor
         self.active = False
-        self.executor.inflight.pop(id(self), None)
+        if executor is None:
+            return 0
+        if self.held:
+            self.held = False
+            executor.inflight.pop(id(self), None)
+            executor.nkept = min(executor.nkept, <int>len(executor.inflight))
         if not self.persistent:
             self.release()
         return 0
@@ -281,10 +298,11 @@ cdef class Request:
 
         Source : MPI 4.1, section 3.7.3
         """
-        self.persistent = False
-        if not self.active and self.executor is not None:
+        self.persistent = self.active = False
+        if self.held:
+            self.executor = None
+        else:
             self.release()
-        self.active = False
 
     def wait(self, status=None):
         """As Wait; returns None, the message of a call on buffers."""
@@ -316,8 +334,11 @@ cdef class Request:
     def Waitany(cls, requests, status=None):
         """Wait for one.
 
-        Returns : its index; MPI.UNDEFINED if none is active
-        Source  : MPI 4.1, section 3.7.5. Raises : as Wait
+        requests : as Waitall
+        status   : of the one that is complete, as Wait
+        Returns  : its index; MPI.UNDEFINED if none is active
+        Raises   : as Wait
+        Source   : MPI 4.1, section 3.7.5
         """
         return look_until(requests, lambda requests: cls.Testany(requests, status))[0]
 
@@ -325,16 +346,19 @@ cdef class Request:
     def Waitsome(cls, requests, statuses=None):
         """Wait for one or more.
 
-        Returns : list of indices, or None if none is active
-        Raises  : as Wait
-        Source  : MPI 4.1, section 3.7.5
+        requests : as Waitall
+        statuses : as Waitall, of those that are complete
+        Returns  : list of indices, or None if none is active
+        Raises   : as Wait
+        Source   : MPI 4.1, section 3.7.5
         """
-        return look_until(requests, lambda requests: some(requests, statuses))
+        return look_until(requests, lambda requests: some(requests, statuses, "Wait"))
 
     @classmethod
     def Testall(cls, requests, statuses=None):
         """Whether all are complete; if so, they are as after Wait, else none is changed.
 
+        requests, statuses : as Waitall
         Raises : as Test
         Source : MPI 4.1, section 3.7.5
         """
@@ -347,30 +371,60 @@ cdef class Request:
     def Testany(cls, requests, status=None):
         """Whether one is complete.
 
+        requests, status : as Waitany
         Returns : (its index, True); (MPI.UNDEFINED, True) if none is active; (MPI.UNDEFINED, False)
         Raises  : as Test
         Source  : MPI 4.1, section 3.7.5
         """
-        waiting = False
-        for index, request in enumerate(checked(requests)):
-            if is_active(request):
-                if request.Test(status):
-                    return index, True
-                waiting = True
-        if not waiting and status is not None:
-            clear_status(status)
-        return mpi_undefined, not waiting
+        return first(requests, status, "Test")
 
     @classmethod
     def Testsome(cls, requests, statuses=None):
         """Those that are complete.
 
+        requests, statuses : as Waitsome
         Returns : list of indices, perhaps empty; None if none is active
         Raises  : as Test
         Source  : MPI 4.1, section 3.7.5
         """
-        done = some(checked(requests), statuses)
-        return [] if done is False else done
+        return some(checked(requests), statuses, "Wait")
+
+    @classmethod
+    def Get_status_all(cls, requests, statuses=None):
+        """As Testall, but the requests stay as they are.
+
+        requests, statuses : as Waitall
+        Raises : as Test
+        Source : MPI 4.1, section 3.7.6
+        """
+        requests = checked(requests)
+        return all([request.Get_status(status) for request, status in zip(requests, statuses_for(requests, statuses))])
+
+    @classmethod
+    def Get_status_any(cls, requests, status=None):
+        """As Testany, but the request stays as it is.
+
+        requests, status : as Testany
+        Returns : as Testany
+        Raises : as Test
+        Source : MPI 4.1, section 3.7.6
+        """
+        return first(requests, status, "Get_status")
+
+    @classmethod
+    def Get_status_some(cls, requests, statuses=None):
+        """As Testsome, but the requests stay as they are.
+
+        requests, statuses : as Waitsome
+        Returns : as Testsome
+        Raises : as Test
+        Source : MPI 4.1, section 3.7.6
+        """
+        return some(checked(requests), statuses, "Get_status")
+
+    get_status_all = Get_status_all
+    get_status_any = Get_status_any
+    get_status_some = Get_status_some
 
     @classmethod
     def waitall(cls, requests, statuses=None):
@@ -460,6 +514,7 @@ cdef class Prequest(Request):
     def Startall(cls, requests):
         """Start all, in order.
 
+        requests : sequence of Prequest
         Raises : as Start
         Source : MPI 4.1, section 3.9
         """
@@ -489,24 +544,37 @@ def statuses_for(requests, statuses):
     return list(statuses) + [None] * (len(requests) - len(statuses))
 
 
-def some(requests, statuses):
-    """Indices of those that have become complete; None if none is active, False if none is complete."""
+def first(requests, status, look):
+    """(index, True) of the first that is complete, as Testany. look: the method that says so."""
+    waiting = False
+    for index, request in enumerate(checked(requests)):
+        if is_active(request):
+            if getattr(request, look)(status):
+                return index, True
+            waiting = True
+    if not waiting and status is not None:
+        clear_status(status)
+    return mpi_undefined, not waiting
+
+
+def some(requests, statuses, outcome):
+    """Indices of those that are complete; None if none is active. outcome: the method that fills a status."""
     active = [index for index, request in enumerate(requests) if is_active(request)]
     if not active:
         return None
     done = [index for index in active if requests[index].Get_status()]
     for index, status in zip(done, statuses_for(done, statuses)):
-        requests[index].Wait(status)
-    return done or False
+        getattr(requests[index], outcome)(status)
+    return done
 
 
 def look_until(requests, look):
-    """Look at requests until the answer is not False, with pauses; each look has the time-outs of Test."""
+    """Look at requests until one is complete or none is active, with pauses; each look has the time-outs of Test."""
     requests = checked(requests)
     looks, (pause, longest) = 0, PAUSES_S
     while True:
         found = look(requests)
-        if found is not False and found != (mpi_undefined, False):
+        if found not in ([], (mpi_undefined, False)):
             return found
         looks += 1
         if looks > LOOKS_BEFORE_PAUSE:

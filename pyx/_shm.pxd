@@ -105,6 +105,7 @@ cdef extern from "hetccl/shm.h" nogil:
     size_t hetccl_shm_cells_at(size_t nranks)
     size_t hetccl_shm_total(size_t nranks, size_t ncells, size_t cell_bytes)
     void hetccl_bell_ring(hetccl_rank_block_t* block)
+    uint32_t hetccl_bell_now(hetccl_rank_block_t* block)
     uint32_t hetccl_bell_arm(hetccl_rank_block_t* block)
     void hetccl_bell_sleep(hetccl_rank_block_t* block, uint32_t bell, int64_t timeout_ns)
     void hetccl_bell_disarm(hetccl_rank_block_t* block)

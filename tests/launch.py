@@ -65,9 +65,12 @@ class Launcher(NamedTuple):
         return [*options, "--enable-recovery"] if keep_alive else options
 
     def environment(self):
-        """What makes mpi4py load this MPI's library; a system's MPI is found by the loader without help."""
+        """What a job of it needs: the library for mpi4py, where the loader does not find a system's MPI without help."""
         found = sorted((self.path.parent.parent / "lib").glob("libmpi.so.*"))
-        return {"MPI4PY_LIBMPI": str(found[0])} if found else {}
+        library = {"MPI4PY_LIBMPI": str(found[0])} if found else {}
+        # Open MPI 4 wants a remote shell even for ranks of one host.
+        no_shell = self.kind == "openmpi" and self.version < (5,) and not (shutil.which("ssh") or shutil.which("rsh"))
+        return {**library, "OMPI_MCA_plm": "isolated"} if no_shell else library
 
 
 @functools.cache
@@ -125,7 +128,7 @@ class Job:
         # (4: vader, 5: sm) names its shared memory by a short hash of the job, so that jobs running at once could meet
         # in /dev/shm.
         own = dict.fromkeys(("TMPDIR", *SHARED_MEMORY_FOLDERS), str(self._dir))
-        environ = {**_environment(), **launcher.environment(), **env, **own, MARK: self._mark}
+        environ = {**_environment(launcher), **launcher.environment(), **env, **own, MARK: self._mark}
         with open(self._dir / "mpirun", "wb") as output:
             self._process = subprocess.Popen(
                 self.args,
@@ -271,8 +274,11 @@ def mpirun(n, program, *args, timeout=60, check=True, **options):
     return job.check() if check else job
 
 
-def _environment():
+def _environment(launcher):
     kept = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
+    # Where MPI's library is not among what mpi4py's wheel looks for, its user says which MPI there is.
+    if os.environ.get("MPI4PY_MPIABI") == launcher.kind:
+        kept["MPI4PY_MPIABI"] = launcher.kind
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     # PYTHONFAULTHANDLER prints the Python stack on SIGABRT: what a hanging rank was doing.
     fixed = {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}

@@ -31,7 +31,8 @@ enum hetccl_dtype {
     HETCCL_INT_INT = 41,
     HETCCL_SHORT_INT = 42,
     HETCCL_LONGDOUBLE_INT = 43,
-    HETCCL_NDTYPES = 44,
+    HETCCL_CLONGDOUBLE = 44,
+    HETCCL_NDTYPES = 45,
     HETCCL_RAW = 63 /* elements that can be moved, not computed with: no row of any table */
 };
 

@@ -30,4 +30,11 @@ static inline void hetccl_mutex_unlock(hetccl_mutex_t *m) {
     if (__atomic_load_n(&m->waiting, __ATOMIC_RELAXED)) sched_yield();
 }
 
+/* For a holder that polls on: let in whoever waits. */
+static inline void hetccl_mutex_give_way(hetccl_mutex_t *m) {
+    if (__atomic_load_n(&m->waiting, __ATOMIC_RELAXED) == 0) return;
+    hetccl_mutex_unlock(m);
+    hetccl_mutex_lock(m);
+}
+
 #endif

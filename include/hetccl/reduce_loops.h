@@ -16,8 +16,10 @@ HETCCL_FLOAT(ld, hetccl_ld_m, long double)
 
 HETCCL_REDUCTION(c64_sum, f32_sum, 2)
 HETCCL_REDUCTION(c128_sum, f64_sum, 2)
+HETCCL_REDUCTION(cld_sum, ld_sum, 2)
 HETCCL_KERNEL(c64_prod, hetccl_c64_t, hetccl_c64_t, hetccl_c64_mul, NULL)
 HETCCL_KERNEL(c128_prod, hetccl_c128_t, hetccl_c128_t, hetccl_c128_mul, NULL)
+HETCCL_KERNEL(cld_prod, hetccl_cld_t, hetccl_cld_t, hetccl_cld_mul, NULL)
 
 /* A product that wraps has the same bits with and without sign. */
 HETCCL_SCALE(u8, hetccl_u8_m, uint8_t, HETCCL_MUL_32)
@@ -29,6 +31,7 @@ HETCCL_SCALE(f64, hetccl_f64_m, double, HETCCL_MUL)
 HETCCL_SCALE(ld, hetccl_ld_m, long double, HETCCL_MUL)
 HETCCL_SCALE(c64, hetccl_c64_t, hetccl_c64_t, hetccl_c64_mul)
 HETCCL_SCALE(c128, hetccl_c128_t, hetccl_c128_t, hetccl_c128_mul)
+HETCCL_SCALE(cld, hetccl_cld_t, hetccl_cld_t, hetccl_cld_mul)
 
 /* ---- float16 and bfloat16: HETCCL_LANES values at a time, then the rest one by one ---- */
 
@@ -90,7 +93,9 @@ HETCCL_NARROW_FLOAT(e5m2, hetccl_u8_m, uint8_t, HETCCL_PLAIN_LOOP)
         [HETCCL_FLOAT8_E5M2] = HETCCL_V(e5m2_##OP), [HETCCL_FLOAT32] = HETCCL_V(f32_##OP),                            \
         [HETCCL_FLOAT64] = HETCCL_V(f64_##OP), [HETCCL_LONGDOUBLE] = HETCCL_V(ld_##OP), REST                          \
     }
-#define HETCCL_AND_COMPLEX(OP) [HETCCL_COMPLEX64] = HETCCL_V(c64_##OP), [HETCCL_COMPLEX128] = HETCCL_V(c128_##OP)
+#define HETCCL_AND_COMPLEX(OP)                                                                                        \
+    [HETCCL_COMPLEX64] = HETCCL_V(c64_##OP), [HETCCL_COMPLEX128] = HETCCL_V(c128_##OP),                               \
+    [HETCCL_CLONGDOUBLE] = HETCCL_V(cld_##OP)
 #define HETCCL_AND_BOOL(OP) [HETCCL_BOOL] = hetccl_b8_##OP##_once
 #define HETCCL_AND_BOTH(OP, BOOL_OP) HETCCL_AND_COMPLEX(OP), HETCCL_AND_BOOL(BOOL_OP)
 
@@ -122,7 +127,7 @@ static const hetccl_kernels_t HETCCL_V(kernels) = {
             [HETCCL_FLOAT8_E4M3] = HETCCL_V(e4m3_scale), [HETCCL_FLOAT8_E5M2] = HETCCL_V(e5m2_scale),
             [HETCCL_FLOAT32] = HETCCL_V(f32_scale),      [HETCCL_FLOAT64] = HETCCL_V(f64_scale),
             [HETCCL_LONGDOUBLE] = HETCCL_V(ld_scale),    [HETCCL_COMPLEX64] = HETCCL_V(c64_scale),
-            [HETCCL_COMPLEX128] = HETCCL_V(c128_scale),
+            [HETCCL_COMPLEX128] = HETCCL_V(c128_scale),  [HETCCL_CLONGDOUBLE] = HETCCL_V(cld_scale),
         },
 };
 

@@ -234,6 +234,7 @@ HETCCL_OP uint8_t hetccl_e4m3_min(uint8_t a, uint8_t b)
 
 typedef struct __attribute__((packed, may_alias)) { float re, im; } hetccl_c64_t;
 typedef struct __attribute__((packed, may_alias)) { double re, im; } hetccl_c128_t;
+typedef struct __attribute__((packed, may_alias)) { long double re, im; } hetccl_cld_t;
 
 /* The textbook product, each operation rounded: no recovery of infinities (C's Annex G), which would cost a call.
  * Two sums, not a difference and a sum: GCC 12 makes a fused fmaddsub of the latter even under -ffp-contract=off. */
@@ -246,6 +247,12 @@ HETCCL_OP hetccl_c64_t hetccl_c64_mul(hetccl_c64_t a, hetccl_c64_t b)
 HETCCL_OP hetccl_c128_t hetccl_c128_mul(hetccl_c128_t a, hetccl_c128_t b)
 {
     hetccl_c128_t p = {a.re * b.re + a.im * -b.im, a.re * b.im + a.im * b.re};
+    return p;
+}
+
+HETCCL_OP hetccl_cld_t hetccl_cld_mul(hetccl_cld_t a, hetccl_cld_t b)
+{
+    hetccl_cld_t p = {a.re * b.re + a.im * -b.im, a.re * b.im + a.im * b.re};
     return p;
 }
 

@@ -91,9 +91,13 @@ static inline void hetccl_bell_ring(hetccl_rank_block_t *block) {
     }
 }
 
+static inline uint32_t hetccl_bell_now(hetccl_rank_block_t *block) {
+    return __atomic_load_n(&block->bell, __ATOMIC_ACQUIRE);
+}
+
 /* Between arm and disarm the caller polls once more, then sleeps if nothing has come. */
 static inline uint32_t hetccl_bell_arm(hetccl_rank_block_t *block) {
-    uint32_t bell = __atomic_load_n(&block->bell, __ATOMIC_ACQUIRE);
+    uint32_t bell = hetccl_bell_now(block);
     __atomic_fetch_add(&block->sleepers, 1, __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     return bell;

@@ -9,8 +9,6 @@ import numpy as np
 from mpi4py import MPI
 from support import Guarded, as_bytes, equal, make_comm, raises, run_checks, still_works
 
-import hetccl
-
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()
 EVERY = range(SIZE)
@@ -101,7 +99,7 @@ def check_memory_orders_across_ranks(comm):
     equal(data.ravel("K"), ramp(0))
     with checked_comm() as checked:
         if SIZE > 1:
-            with raises(ValueError, TypeError, BufferError, hetccl.HetcclError):
+            with raises(ValueError, names="memory order"):
                 checked.Bcast(data)
         still_works(checked)
 
@@ -279,7 +277,7 @@ def check_in_place_elsewhere_is_refused(comm):
                 (lambda root=root: comm.Scatter(None, MPI.IN_PLACE, root=root), "recvbuf"),
                 (lambda root=root: comm.Scatterv(None, MPI.IN_PLACE, root=root), "recvbuf"),
             ):
-                with raises(ValueError, TypeError, names=argument):
+                with raises(ValueError, names=argument):
                     call()
     still_works(comm)
 
@@ -411,9 +409,10 @@ def check_bad_vector_specs(comm):
 
 
 def check_settings_of_a_checked_communicator(comm):
-    """With HETCCL_CHECK=1 every collective works as without."""
+    """With HETCCL_CHECK=1 every collective works as without, also where ranks name different datatypes for the same."""
     with checked_comm() as checked:
         still_works(checked)
+        check_derived_datatypes_move(checked)
         every = np.zeros(sum(COUNTS))
         checked.Allgatherv(ramp(RANK, COUNTS[RANK]), [every, COUNTS])
         equal(every, joined(lambda rank: ramp(rank, COUNTS[rank])))

@@ -88,7 +88,7 @@ def check_scan_adds_in_rank_order(comm):
 
 def check_average_of_a_scan_is_refused(comm):
     for call in (comm.Scan, comm.Exscan):
-        with raises(TypeError, ValueError, names="op"):
+        with raises(TypeError, names="op"):
             call(np.ones(3), np.zeros(3), op=hetccl.AVG)
     still_works(comm)
 
@@ -127,7 +127,7 @@ def check_premultiplied_sum(comm):
     """Each rank's own factor: the product is rounded in the dtype, then summed."""
     out = allreduce(comm, np.arange(9.0) + RANK, hetccl.premul_sum(0.5 * (RANK + 1)))
     equal(out, sum((np.arange(9.0) + rank) * (0.5 * (rank + 1)) for rank in EVERY))
-    with raises(TypeError, ValueError):
+    with raises(ValueError, names="factor"):
         allreduce(comm, np.arange(3), hetccl.premul_sum(0.5))
     still_works(comm)
 

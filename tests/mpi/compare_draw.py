@@ -20,6 +20,11 @@ def chance(draw, one_in):
     return draw(st.integers(0, one_in - 1)) == one_in - 1
 
 
+def moved(derived):
+    """Dtypes that are moved. Open MPI leaves some bytes of a long double complex behind in long derived datatypes."""
+    return st.sampled_from([dtype for dtype in cc.MOVED if not derived or dtype != "clongdouble"])
+
+
 @st.composite
 def sides(draw, kind, size, derived):
     """A Side for a buffer of a kind; derived: it may have a datatype of its own."""
@@ -53,16 +58,17 @@ def counts(draw, kind, size, scale, symmetric):
 @st.composite
 def collectives(draw, size, calls=tuple(cc.COLLECTIVES), forms=FORMS):
     """A collective among `size` ranks."""
-    call = draw(st.sampled_from(calls))
+    # With one rank Open MPI's Alltoallw takes no heed of displacements, and writes beside the buffer.
+    call = draw(st.sampled_from([call for call in calls if size > 1 or call != "Alltoallw"]))
     shape = cc.COLLECTIVES[call]
     faults = cc.faults_of(call, size)
     if faults and chance(draw, 12):
         return draw(refused_collectives(size, call, faults))
-    dtype = draw(st.sampled_from([d for d in cc.MOVED if cc.ops_of(d)] if shape.reduces else cc.MOVED))
+    derived = not shape.reduces and chance(draw, 2)
+    dtype = draw(st.sampled_from([d for d in cc.MOVED if cc.ops_of(d)]) if shape.reduces else moved(derived))
     op = draw(st.sampled_from(cc.ops_of(dtype))) if shape.reduces else ""
     scale = draw(st.sampled_from(SCALES))
     in_place = shape.in_place and chance(draw, 3)
-    derived = not shape.reduces and chance(draw, 2)
     form = draw(st.sampled_from(forms))
     random = op in ("SUM", "PROD") and dtype in cc.FLOATS + cc.COMPLEX and chance(draw, 3)
     return cc.Collective(
@@ -138,16 +144,17 @@ def messages(draw, size, patterns=PATTERNS):
     modes = {"turns": ("", "s", "b"), "group": ("",)}.get(pattern, ("", "s", "b"))
     if pattern in ("nonblocking", "blocking_sends", "persistent"):
         modes += ("r",)
+    wild, extra = wilds(found, order, wishes), st.integers(0, 3)
     return cc.Messages(
         messages=found,
         order=order,
-        wild=wilds(found, order, wishes),
-        room=[draw(st.integers(0, 3)) for _ in found],
+        wild=wild,
+        room=rooms(found, order, wild, draw(st.lists(extra, min_size=len(found), max_size=len(found)))),
         pattern=pattern,
         mode=draw(st.sampled_from(modes)),
         finish=draw(st.sampled_from(COMPLETIONS)),
         starts=draw(st.integers(1, 3)) if pattern == "persistent" else 1,
-        dtype=draw(st.sampled_from(cc.MOVED)),
+        dtype=draw(moved(derived)),
         packed=draw(st.integers(1, 6)) if derived and scale < LARGE else 1,
         send=draw(sides("one", size, derived)),
         recv=draw(sides("one", size, derived)),
@@ -178,6 +185,15 @@ def wilds(found, order, wishes):
     return wild
 
 
+def rooms(found, order, wild, extra):
+    """Units by which each receive is longer than the message it stands for: enough for the one that it gets."""
+    room = list(extra)
+    for source, dest in {tuple(message[:2]) for message in found}:
+        for number, got in _matching(found, order, wild, source, dest).items():
+            room[number] += max(found[got][3] - found[number][3], 0)
+    return room
+
+
 def _matching(found, order, wild, source, dest):
     """{receive: message} of one pair of ranks: MPI takes each message by the first receive that fits."""
     receives = [number for number in order if tuple(found[number][:2]) == (source, dest)]
@@ -203,7 +219,7 @@ def shifts(draw, size):
         tag=draw(st.integers(0, 9)),
         any_tag=draw(st.booleans()),
         count=draw(st.integers(0, 5)) * scale,
-        dtype=draw(st.sampled_from(cc.MOVED)),
+        dtype=draw(moved(derived)),
         packed=draw(st.integers(1, 6)) if derived and scale < LARGE else 1,
         send=draw(sides("one", size, derived)),
         recv=draw(sides("one", size, derived)),

@@ -5,15 +5,20 @@ import time
 import numpy as np
 from compare_buffers import Buffer
 from compare_run import WAIT_S, Mismatch, compare_bytes, seed_of
+from compare_types import base_type, numpy_dtype
 from mpi4py import MPI
 
 # What hetccl has and mpi4py has not runs there as plain nonblocking messages.
 REFERENCE = {"group": "nonblocking"}
 
 
-def outcome(status):
-    """What a status says, to be compared."""
-    return (status.Get_source(), status.Get_tag(), status.Get_count(MPI.BYTE), status.Is_cancelled())
+def outcome(status, library, dtype):
+    """What a status says, to be compared: source, tag, count of numbers, cancelled."""
+    nbytes = status.Get_count(MPI.BYTE)
+    # hetccl moves the padding of pairs, MPI does not.
+    size = base_type(dtype).Get_size() if library.request is MPI.Request else numpy_dtype(dtype).itemsize
+    count = nbytes // size if nbytes % size == 0 else f"{nbytes} bytes"
+    return (status.Get_source(), status.Get_tag(), count, status.Is_cancelled())
 
 
 class Exchange:
@@ -55,6 +60,9 @@ class Exchange:
         name = self.case.mode + "send"
         return getattr(self.comm, prefix + (name if prefix else name.capitalize()) + suffix)
 
+    def _outcome(self, status):
+        return outcome(status, self.library, self.case.dtype)
+
     def run(self):
         getattr(self, "_" + self.pattern)()
 
@@ -62,7 +70,7 @@ class Exchange:
         """Complete requests as the case says; keys tell which statuses to keep."""
         for key, status in zip(keys, _FINISH[self.case.finish](self.library.request, requests)):
             if key is not None:
-                self.statuses[key] = outcome(status)
+                self.statuses[key] = self._outcome(status)
 
     def _post(self):
         return [self.comm.Irecv(*self.into(number)) for number in self.recvs]
@@ -94,7 +102,7 @@ class Exchange:
         for number in self.recvs:
             status = MPI.Status()
             receive(number, status)
-            self.statuses[number] = outcome(status)
+            self.statuses[number] = self._outcome(status)
         self.finish(sends, [None] * len(sends))
 
     def _blocking_receives(self):
@@ -115,14 +123,14 @@ class Exchange:
         self._one_by_one(receive)
 
     def _take_probed(self, number, status):
-        self.statuses["probed", number] = outcome(status)
+        self.statuses["probed", number] = self._outcome(status)
         buffer = self.buffers["recv", number].argument
         self.comm.Recv(buffer, status.Get_source(), status.Get_tag(), status)
 
     def _mprobe(self):
         def receive(number, status):
             message = self.comm.Mprobe(*self.envelope(number), status)
-            self.statuses["probed", number] = outcome(status)
+            self.statuses["probed", number] = self._outcome(status)
             message.Recv(self.buffers["recv", number].argument, status)
 
         self._one_by_one(receive)
@@ -130,7 +138,7 @@ class Exchange:
     def _improbe(self):
         def receive(number, status):
             message = _until(lambda: self.comm.Improbe(*self.envelope(number), status), "Improbe")
-            self.statuses["probed", number] = outcome(status)
+            self.statuses["probed", number] = self._outcome(status)
             message.Irecv(self.buffers["recv", number].argument).Wait(status)
 
         self._one_by_one(receive)
@@ -145,7 +153,7 @@ class Exchange:
             if dest == self.rank:
                 receiving = MPI.Status()
                 self.comm.Recv(*self.into(number), receiving)
-                self.statuses[number] = outcome(receiving)
+                self.statuses[number] = self._outcome(receiving)
             if sending is not None:
                 sending.Wait()
 
@@ -177,7 +185,7 @@ class Exchange:
                 self.call()(*self.to(number))
             for number, status in received.items():
                 self.comm.Recv(*self.into(number), status)
-        self.statuses.update({number: outcome(status) for number, status in received.items()})
+        self.statuses.update({number: self._outcome(status) for number, status in received.items()})
 
 
 def _until(ask, name):
@@ -270,6 +278,8 @@ def run_messages(theirs, ours, case, rank, size):
     """Raise Mismatch unless both libraries deliver the same messages and statuses."""
     want = Exchange(theirs, case, rank, REFERENCE.get(case.pattern, case.pattern))
     want.run()
+    # MPI moves messages only inside its calls: a rank that went on would leave the others waiting.
+    want.comm.Barrier()
     got = Exchange(ours, case, rank, case.pattern)
     got.run()
     for key, buffer in want.buffers.items():
@@ -277,7 +287,7 @@ def run_messages(theirs, ours, case, rank, size):
     if got.statuses != want.statuses:
         wrong = {key: (got.statuses.get(key), said) for key, said in want.statuses.items()}
         wrong = {key: pair for key, pair in wrong.items() if pair[0] != pair[1]}
-        raise Mismatch(f"statuses (source, tag, bytes, cancelled) {wrong}: hetccl's, mpi4py's")
+        raise Mismatch(f"statuses (source, tag, count, cancelled) {wrong}: hetccl's, mpi4py's")
     for exchange in (want, got):
         for buffer in exchange.buffers.values():
             buffer.free()
@@ -305,14 +315,14 @@ def run_shift(theirs, ours, case, rank, size):
             method(*arguments).Wait(status)
         else:
             method(*arguments, status)
-        found.append((buffers, outcome(status)))
+        found.append((buffers, outcome(status, library, case.dtype)))
     (want, want_status), (got, got_status) = found
     for one, other, what in zip(want, got, ("first buffer", "second buffer")):
         compare_bytes(one, other, one.meaningless(), what)
         one.free()
         other.free()
     if want_status != got_status:
-        raise Mismatch(f"status (source, tag, bytes, cancelled) {got_status}, with mpi4py {want_status}")
+        raise Mismatch(f"status (source, tag, count, cancelled) {got_status}, with mpi4py {want_status}")
 
 
 def run_refused(theirs, ours, case, rank, size):

@@ -4,51 +4,64 @@ import sys
 import traceback
 
 import numpy as np
-from matrix import cases
+from matrix import REDUCING, ROOTED, cases, lengths
 from mpi4py import MPI
-from reference import dtype_of, expected, sent
+from reference import dtype_of, expected, part_lengths, sent
 from support import Guarded, Report, first_difference, make_comm
 
 import hetccl
 
-OPS = {"SUM": hetccl.SUM, "PROD": hetccl.PROD, "MIN": hetccl.MIN, "MAX": hetccl.MAX, "AVG": hetccl.AVG}
-
 
 def prepare(case, size, rank, shift):
-    """(send or None, receive or None) as Guarded arrays; in place, the receive buffer holds what the rank sends."""
-    data = sent(case, size, rank)
-    blocks = size if case.collective in ("Allgather", "Alltoall") else 1
+    """(send or None, receive or None) as Guarded arrays; in place, one of them holds what the rank sends."""
+    data, want = sent(case, size, rank), expected(case, size, rank)
     if case.collective == "Bcast":
         if rank == case.root:
             return Guarded(data, shift=shift), None
         return None, Guarded(dtype=dtype_of(case.dtype), count=case.count, shift=shift)
-    if case.form == "out" or (case.collective == "Reduce" and rank != case.root):
-        takes_part = case.collective != "Reduce" or rank == case.root
-        receive = Guarded(dtype=data.dtype, count=blocks * case.count, shift=1 - shift) if takes_part else None
-        return Guarded(data, shift=shift), receive
-    if case.collective == "Allgather":
-        receive = Guarded(dtype=data.dtype, count=size * case.count, shift=shift)
-        receive.array[rank * case.count : (rank + 1) * case.count] = data
+    if case.form == "out" or case.collective in ROOTED and rank != case.root:
+        count = case.count if case.collective == "Exscan" else None if want is None else want.size
+        receive = None if count is None else Guarded(dtype=dtype_of(case.dtype), count=count, shift=1 - shift)
+        return None if data is None else Guarded(data, shift=shift), receive
+    if case.collective in ("Scatter", "Scatterv"):
+        return Guarded(data, shift=shift), None
+    if case.collective in ("Gather", "Gatherv", "Allgather", "Allgatherv"):
+        receive = Guarded(dtype=data.dtype, count=want.size, shift=shift)
+        each = lengths(case.count, size) if case.collective.endswith("v") else [case.count] * size
+        start = sum(each[:rank])
+        receive.array[start : start + data.size] = data
         return None, receive
     return None, Guarded(data, shift=shift)
 
 
 def call(comm, case, send, receive):
     size, rank = comm.Get_size(), comm.Get_rank()
-    source = MPI.IN_PLACE if send is None else send.array
-    target = None if receive is None else receive.array
-    if case.collective == "Allreduce":
-        comm.Allreduce(source, target, op=OPS[case.op])
-    elif case.collective == "Reduce":
-        comm.Reduce(source, target, op=OPS[case.op], root=case.root)
-    elif case.collective == "Reduce_scatter_block":
-        comm.Reduce_scatter_block(source, target, op=OPS[case.op])
-    elif case.collective == "Bcast":
-        comm.Bcast(source if receive is None else target, root=case.root)
-    elif case.collective == "Sendrecv":
+    name, each = case.collective, lengths(case.count, size)
+    if name == "Bcast":
+        comm.Bcast((send or receive).array, root=case.root)
+        return
+    # A buffer that is not there is another's, or stands in place.
+    outside = name in ROOTED and rank != case.root
+    source, target = (
+        buffer.array if buffer is not None else None if outside or case.form == "out" else MPI.IN_PLACE
+        for buffer in (send, receive)
+    )
+    if name == "Sendrecv":
         comm.Sendrecv(source, (rank + 1) % size, 5, target, (rank - 1) % size, 5)
-    else:
-        getattr(comm, case.collective)(source, target)
+        return
+    keywords = {"root": case.root} if name in ROOTED else {}
+    if name in REDUCING:
+        keywords["op"] = getattr(hetccl, case.op)
+    if name == "Reduce_scatter":
+        keywords["recvcounts"] = each
+    if name in ("Gatherv", "Allgatherv") and target is not None:
+        target = [target, each]
+    if name == "Scatterv" and source is not None:
+        source = [source, each]
+    if name == "Alltoallv":
+        counts = part_lengths(case, size, rank)
+        source, target = source if source is MPI.IN_PLACE else [source, counts], [target, counts]
+    getattr(comm, name)(source, target, **keywords)
 
 
 def problem_of(comm, case, shift):
@@ -62,6 +75,11 @@ def problem_of(comm, case, shift):
         difference = first_difference(receive.array[: want.size], want)
         if difference:
             return difference
+    elif receive is not None:
+        # The first rank of an Exscan receives nothing.
+        before = prepare(case, size, rank, shift)[1]
+        if not np.array_equal(receive.raw, before.raw):
+            return "bytes changed that do not take part"
     if send is not None and first_difference(send.array, sent(case, size, rank)):
         return {"send buffer": first_difference(send.array, sent(case, size, rank))}
     for name, buffer in (("send", send), ("receive", receive)):

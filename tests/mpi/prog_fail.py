@@ -53,6 +53,9 @@ def call_of(comm, collective, count):
         "Barrier": lambda: comm.Barrier(),
         "Sendrecv": lambda: comm.Sendrecv(own, after, 0, other, before, 0),
         "Send": along_the_line,
+        "Iallreduce": lambda: comm.Iallreduce(own, other).Wait(),
+        "Send_requests": lambda: hetccl.Request.Waitall([comm.Irecv(other, before), comm.Isend(own, after)]),
+        "Alltoallv": lambda: comm.Alltoallv([send, [count] * SIZE], [receive, [count] * SIZE]),
     }[collective]
 
 
@@ -167,6 +170,12 @@ def mismatch(report, what):
         "gather_count": lambda: comm.Allgather(np.ones(n := 8 if odd else 9), np.zeros(SIZE * n)),
         "scatter_count": lambda: comm.Reduce_scatter_block(np.ones(SIZE * (n := 8 if odd else 9)), np.zeros(n)),
         "total_count": lambda: comm.Alltoall(np.ones(SIZE * (n := 8 if odd else 9)), np.zeros(SIZE * n)),
+        "vector_count": lambda: comm.Allgatherv(np.ones(n := 8 if odd else 9), [np.zeros(SIZE * n), [n] * SIZE]),
+        "pair_count": lambda: comm.Alltoallv(
+            [np.ones(9 * SIZE), [8 if odd and to == 0 else 9 for to in range(SIZE)]],
+            [np.zeros(9 * SIZE), [9] * SIZE],
+        ),
+        "request_count": lambda: comm.Iallreduce(np.ones(n := 101 if odd else 100), np.zeros(n)).Wait(),
         "bcast_count": lambda: comm.Bcast(np.ones(80 if odd else 90), root=0),
         "dtype": lambda: comm.Allreduce(*(np.zeros(64, "f4" if odd else "f8") for _ in range(2))),
         "same_size_dtype": lambda: comm.Allreduce(*(np.zeros(64, "i4" if odd else "f4") for _ in range(2))),

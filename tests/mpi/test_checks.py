@@ -14,6 +14,7 @@ LAYOUTS = {
     "check_reduce.py": ("A", "AB", "AAA", "ABC", "AAB", "AAABB"),
     "check_ops.py": ("A", "AAA", "AAB", "AAABB"),
     "check_life.py": ("AA", "AAB"),
+    "check_engine.py": ("AA", "AAB"),
     "check_semantics.py": (jobs.ALONE, "AA", "AAB", "ABAB"),
     "check_semantics_ops.py": ("A", "AB", "AAB", "ABCA"),
     "check_semantics_p2p.py": ("AA", "AAB", "ABBA"),

@@ -15,10 +15,15 @@ LONG, SHORT, CHECKED = "60", "3", "20"
 COLLECTIVES = ("Allreduce", "Reduce", "Bcast", "Allgather", "Reduce_scatter_block", "Alltoall", "Sendrecv", "Send")
 SMALL, LARGE = 4, 1 << 19
 SIZED = [(name, count) for name in COLLECTIVES for count in (SMALL, LARGE)] + [("Barrier", SMALL)]
+# Requests that are pending, and counts of one's own.
+SIZED += [(name, LARGE) for name in ("Iallreduce", "Send_requests", "Alltoallv")]
 # prog_fail.py's VICTIM is the last rank but one.
 LAYOUT, VICTIM, OTHERS = "AAB", 1, [0, 2]
 EVERYBODY = [0, 1, 2]
-MISMATCHES = ("count", "large_count", "gather_count", "scatter_count", "total_count", "bcast_count", "collective")
+MISMATCHES = (
+    "count", "large_count", "gather_count", "scatter_count", "total_count", "bcast_count", "collective", "vector_count",
+    "pair_count", "request_count",
+)  # fmt: skip
 CHECKED_MISMATCHES = (*MISMATCHES, "dtype", "same_size_dtype", "op", "root", "barrier")
 EXITS = ("freed", "plain", "deleted", "cycle", "many", "finalize", "finalize_only", "sys_exit")
 
@@ -144,7 +149,9 @@ def test_checked_mismatch_names_the_ranks(outcome, found):
         assert line["outcome"] == "error", f"rank {rank}: {line}"
         assert {"ValueError", "TypeError", "HetcclError"} & set(line["classes"]), f"rank {rank}: {line}"
         assert "CommTimeout" not in line["classes"], f"rank {rank}: {line}"
-        assert VICTIM in line["peers"] or f"[{VICTIM}]" in line["text"], f"rank {rank} does not name {VICTIM}: {line}"
+        # Of counts for each pair it says what a rank sends to whom.
+        named = VICTIM in line["peers"] or f"[{VICTIM}]" in line["text"] or f"rank {VICTIM} sends" in line["text"]
+        assert named, f"rank {rank} does not name {VICTIM}: {line}"
 
 
 @each(fault("checked_and_right", timeout=CHECKED, check=True))

@@ -2,6 +2,7 @@
 
 import pytest
 
+import launch
 from mpi4py_suite import expected, suite
 
 ARRAYIMPL = "ArrayBackends = []"
@@ -79,25 +80,36 @@ def test_a_failing_part_is_named(results):
     assert "part=1" in results["testDFailsInPart"].why
 
 
-APPLIES = expected.Difference("request.*.testDFailsInPart", True, "for a reason")
-SPARED = expected.Difference("request.*.testDFailsInPart", True, "for a reason", ranks=(1,))
+APPLIES = expected.Difference("request.*.testDFailsInPart", True, "for a reason", "as foretold")
+SPARED = expected.Difference("request.*.testDFailsInPart", True, "for a reason", "as foretold", ranks=(1,))
+NOT_RUN = expected.Difference("request.*.testDFailsInPart", True, "for a reason", None)
 
 
-@pytest.mark.parametrize(("outcome", "entry", "wrong"), [
-    ("passed", None, False),
-    ("skipped", None, False),
-    ("failed", None, True),
-    ("unfinished", None, True),
-    ("failed", APPLIES, False),
-    ("passed", APPLIES, True),
-    ("skipped", APPLIES, False),
-    ("unfinished", APPLIES, True),
-    ("failed", SPARED, True),
+@pytest.mark.parametrize(("outcome", "why", "entry", "wrong"), [
+    ("passed", "", None, False),
+    ("skipped", "no GPU", None, False),
+    ("failed", "1 != 2", None, True),
+    ("unfinished", "", None, True),
+    ("failed", "Error: as foretold", APPLIES, False),
+    ("failed", "1 != 2", APPLIES, True),
+    ("passed", "", APPLIES, True),
+    ("skipped", "no GPU", APPLIES, False),
+    ("unfinished", "as foretold", APPLIES, True),
+    ("failed", "Error: as foretold", SPARED, True),
+    ("skipped", "for a reason", NOT_RUN, False),
 ])  # fmt: skip
-def test_faults(monkeypatch, outcome, entry, wrong):
+def test_faults(monkeypatch, outcome, why, entry, wrong):
     monkeypatch.setattr(expected, "DIFFERENCES", (entry,) if entry else ())
-    results = {"test_request.TestRequest.testDFailsInPart": suite.Result(outcome, "")}
+    results = {"test_request.TestRequest.testDFailsInPart": suite.Result(outcome, why)}
     assert bool(suite.faults(results, 2)) is wrong
+
+
+REASONS = {*expected.NOT_RUN.values(), *(entry.reason for entry in expected.DIFFERENCES)}
+
+
+@pytest.mark.parametrize("reason", sorted(REASONS))
+def test_reason_is_documented(reason):
+    assert f"{reason} |" in (launch.ROOT / "docs" / "mpi4py-suite.md").read_text()
 
 
 def test_each_difference_is_of_a_file_that_is_run():

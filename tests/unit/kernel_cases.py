@@ -37,6 +37,7 @@ DTYPES = {
     "longdouble": (35, np.dtype(np.longdouble)),
     "complex64": (36, np.dtype(np.complex64)),
     "complex128": (37, np.dtype(np.complex128)),
+    "clongdouble": (44, np.dtype(np.clongdouble)),
 }
 PAIRS = {"float_int": 38, "double_int": 39, "long_int": 40, "int_int": 41, "short_int": 42, "longdouble_int": 43}
 OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
@@ -47,7 +48,8 @@ FLOAT8 = ["float8_e4m3fn", "float8_e5m2"]
 NARROW = [*HALVES, *FLOAT8]  # summed in float32
 FLOATS = [*NARROW, "float32", "float64", "longdouble"]
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
-UNDEFINED = {("avg", "bool")} | {(op, dtype) for op in ("max", "min") for dtype in ("complex64", "complex128")}
+COMPLEX = ["complex64", "complex128", "clongdouble"]
+UNDEFINED = {("avg", "bool")} | {(op, dtype) for op in ("max", "min") for dtype in COMPLEX}
 DEFINED = [(op, dtype) for dtype in DTYPES for op in OPS if (op, dtype) not in UNDEFINED]
 
 COUNTS = [0, 1, 7, 1023, 65537]

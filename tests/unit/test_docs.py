@@ -77,7 +77,7 @@ for number, code in enumerate({snippets()!r}):
 
 def rules():
     """(name, text, tests) of each rule of docs/semantics.md; tests is a list of (file, function)."""
-    for item in re.findall(r"^- (.*?)(?=\n- |\n\n|\Z)", SEMANTICS, re.MULTILINE | re.DOTALL):
+    for item in re.findall(r"^- (\*\*R-.*?)(?=\n- |\n\n|\Z)", SEMANTICS, re.MULTILINE | re.DOTALL):
         name, text, held = re.fullmatch(r"\*\*(R-[a-z0-9]+-\d+)\*\* (.*?)\n  \*Test: (.*)\*", item, re.DOTALL).groups()
         tests = []
         for entry in re.findall(r"`([^`]+)`", held):

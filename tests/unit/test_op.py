@@ -1,5 +1,6 @@
 """Ops as arguments: which are taken, which refused, their names, their factors and the user's functions."""
 
+import array
 import ctypes
 import fractions
 import pickle
@@ -178,9 +179,16 @@ def test_factor_of_longdouble_keeps_its_bits(factor):
     assert_factor(factor, "longdouble", np.longdouble(str(factor)) if isinstance(factor, int) else factor)
 
 
-@pytest.mark.parametrize("dtype, factor", [("complex64", 0.5 - 2j), ("complex128", np.complex64(1 / 3 + 1j))])
+@pytest.mark.parametrize(
+    "dtype, factor", [("complex64", 0.5 - 2j), ("complex128", np.complex64(1 / 3 + 1j)), ("clongdouble", 2 - 1j)]
+)
 def test_complex_factor(dtype, factor):
     assert_factor(factor, dtype, complex(factor))
+
+
+def test_factor_of_clongdouble_keeps_its_bits():
+    factor = np.array([np.longdouble(1) / 3, np.longdouble(1) / 7]).view(np.clongdouble)[0]
+    assert_factor(factor, "clongdouble", factor)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -282,7 +290,8 @@ def test_function_s_arguments(mpi_op):
             seen.append((type(view), view.readonly, view.nbytes, view.format))
         seen.append(datatype)
 
-    for op in (hetccl.Op.Create(function), mpi_op(function)):
+    # A function that was written for mpi4py gets what mpi4py gives it.
+    for op, kind in ((hetccl.Op.Create(function), memoryview), (mpi_op(function), MPI.buffer)):
         for dtype, given, want in [
             ("float64", None, MPI.DOUBLE),
             ("float64", MPI.BYTE, MPI.BYTE),
@@ -293,7 +302,14 @@ def test_function_s_arguments(mpi_op):
         ]:
             seen.clear()
             apply(op, dtype, given)
-            assert seen == [(memoryview, True, 40, "B"), (memoryview, False, 40, "B"), want]
+            assert seen == [(kind, True, 40, "B"), (kind, False, 40, "B"), want]
+
+
+def test_function_of_mpi_s_assigns_a_typed_array(mpi_op):
+    def function(inbuf, inoutbuf, datatype):
+        inoutbuf[:] = array.array("d", np.frombuffer(inbuf) + np.frombuffer(inoutbuf))
+
+    np.testing.assert_array_equal(apply(mpi_op(function)), 2 * np.arange(5.0) + 100)
 
 
 def test_function_on_a_dtype_that_mpi_has_not():
