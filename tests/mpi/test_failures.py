@@ -171,7 +171,7 @@ def test_interrupted_rank(job, outcome, found):
 
 @each(fault("interrupt", "Waitany"))
 def test_interrupted_in_a_wait_for_any(outcome, found):
-    """Ctrl-C ends it as any wait; it breaks nothing, so that the others hear only that the rank leaves, or one of them."""
+    """Ctrl-C ends it as any wait; it breaks nothing: the others hear only that the rank, or one of them, has left."""
     assert VICTIM in found and found[VICTIM]["error"] == "KeyboardInterrupt", outcome.text
     assert found[VICTIM]["seconds"] < 3, found[VICTIM]
     assert all("PeerError" in found[rank]["classes"] for rank in OTHERS), found
