@@ -2,6 +2,8 @@
 
 import time
 
+from cpython.exc cimport PyErr_CheckSignals
+
 # First and longest pause between two looks at a list of requests, in seconds.
 PAUSES_S = (1e-6, 1e-3)
 # Looks before the first pause: about a microsecond each.
@@ -243,6 +245,8 @@ def look_until(requests, look):
         if found not in ([], (mpi_undefined, False)):
             return found
         looks += 1
+        # A signal that comes between two pauses interrupts none of them.
+        PyErr_CheckSignals()
         if looks > LOOKS_BEFORE_PAUSE:
             time.sleep(pause)
             pause = min(2 * pause, longest)

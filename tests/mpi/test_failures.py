@@ -25,7 +25,7 @@ MISMATCHES = (
     "pair_count", "request_count",
 )  # fmt: skip
 CHECKED_MISMATCHES = (*MISMATCHES, "dtype", "same_size_dtype", "op", "root", "barrier")
-INTERRUPTED = ("Allreduce", "large", "Barrier", "Bcast", "Recv", "Send", "Iallreduce", "Waitany", "Probe", "building")
+INTERRUPTED = ("Allreduce", "large", "Barrier", "Bcast", "Recv", "Send", "Iallreduce", "Probe", "building")
 EXITS = ("freed", "plain", "deleted", "cycle", "many", "finalize", "finalize_only", "sys_exit", "requests")
 
 
@@ -167,6 +167,14 @@ def test_interrupted_rank(job, outcome, found):
     assert found[VICTIM]["seconds"] < 3, found[VICTIM]
     if "building" not in job.args:
         assert_all(OTHERS, {r: line for r, line in found.items() if r != VICTIM}, outcome, "PeerError", VICTIM)
+
+
+@each(fault("interrupt", "Waitany"))
+def test_interrupted_in_a_wait_for_any(outcome, found):
+    """Ctrl-C ends it as any wait; it breaks nothing: the others hear only that the rank, or one of them, has left."""
+    assert VICTIM in found and found[VICTIM]["error"] == "KeyboardInterrupt", outcome.text
+    assert found[VICTIM]["seconds"] < 3, found[VICTIM]
+    assert all("PeerError" in found[rank]["classes"] for rank in OTHERS), found
 
 
 @each(fault("stop_and_continue"), fault("other_signals"))
