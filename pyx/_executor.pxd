@@ -14,7 +14,7 @@ ctypedef struct Visit:                   # a thread inside a call of the executo
 
 cdef class Executor(Engine):
     cdef Visit* visits
-    cdef bint closed                     # the segment is gone, or about to go
+    cdef bint closed                     # nobody may come in; the segment is gone, or goes when all have left
     cdef int generation                  # of the process: forks before the communicator was built
     cdef dict inflight                   # id -> nonblocking request that the engine still works on, or has just done
     cdef int nkept                       # requests in `inflight` after the last look at them

@@ -132,7 +132,7 @@ cdef class Executor(Engine):
         place[0] = visit.next
 
     cdef int stop(self) except -1:
-        """Wait until other threads have left, and end the progress thread. What is unfinished stays so."""
+        """Let nobody in, wait until other threads have left, end the progress thread. What is unfinished stays so."""
         cdef Visit* visit = self.visits
         cdef unsigned long me = PyThread_get_thread_ident()
         cdef int64_t began = hetccl_now_ns()
@@ -141,13 +141,17 @@ cdef class Executor(Engine):
                 raise RuntimeError("Free: this thread is inside a call of the communicator (called from a signal "
                                    "handler?)")
             visit = visit.next
-        while self.visits != NULL:
-            if hetccl_now_ns() - began > self.timeout_ns:
-                raise CommTimeout(f"Free: another thread has been in a call of the communicator for "
-                                  f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT)", call="Free", rank=self.rank)
-            time.sleep(LEAVING_S)
-        # Before the GIL is let go of: nobody may come in any more.
+        # Nobody may come in any more: of threads that call in a loop one would always be inside.
         self.closed = True
+        try:
+            while self.visits != NULL:
+                if hetccl_now_ns() - began > self.timeout_ns:
+                    raise CommTimeout(f"Free: another thread has been in a call of the communicator for "
+                                      f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT)", call="Free", rank=self.rank)
+                time.sleep(LEAVING_S)
+        except BaseException:
+            self.closed = False
+            raise
         with nogil:
             progress_stop(&self.progress)
             hetccl_mutex_lock(&self.progress.mutex)
