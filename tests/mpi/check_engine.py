@@ -102,8 +102,8 @@ def check_complete_before_free(comm):
 
 
 def check_free_while_another_thread_tests(comm):
-    """The memory stays mapped until the other threads are out; then they are told. They cannot keep Free waiting, though
-    one of them is always inside."""
+    """The memory stays mapped until the other threads are out; then they are told. They cannot keep Free waiting,
+    though one of them is always inside."""
     for _ in range(10):
         mine = make_comm()
         loops = [functools.partial(loop_of_tests, mine.Irecv(np.zeros(1), tag=tag)) for tag in range(6)]
