@@ -39,8 +39,5 @@ cdef Op op_of(object op, int dtype, OpChoice* choice, object datatype=*)
 cdef int op_apply(Op op, const void* in_, void* inout, int64_t count, size_t itemsize, int dtype,
                   object datatype) except -1
 
-# Code of an op for a call that runs loops of _kernels alone: as op_of, and TypeError for the other kinds.
-cdef int op_code(object op, int dtype) except -1
-
 # Name of a code; None for a call without an op.
 cdef str op_name(long code)

@@ -242,14 +242,6 @@ cdef int op_apply(Op op, const void* in_, void* inout, int64_t count, size_t ite
     return 0
 
 
-cdef int op_code(object op, int dtype) except -1:
-    cdef OpChoice choice
-    cdef Op found = op_of(op, dtype, &choice)
-    if found.kind != KIND_BUILTIN:
-        raise TypeError(f"op: {found!r} is not supported by this call")
-    return found.code
-
-
 cdef str op_name(long code):
     return CODE_NAMES.get(code)
 

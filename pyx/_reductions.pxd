@@ -17,6 +17,7 @@ cdef class Reductions(Endpoint):
                                 object stream)
     cdef Request scan(self, type kind, int call, object sendbuf, object recvbuf, object op, object stream)
 
+    cdef void* read_both(self, Request request, object sendbuf, object recvbuf) except? NULL
     cdef Op op_for(self, object op, Span* span, str argument, OpChoice* choice, object datatype)
     cdef list counts_for(self, object recvcounts, int64_t received, int64_t given, bint in_place)
     cdef int declare_parts(self, Request request, int64_t op) except -1

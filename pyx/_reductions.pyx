@@ -54,14 +54,7 @@ cdef class Reductions(Endpoint):
         cdef Request request = self.request(kind, ALLREDUCE, stream)
         cdef OpChoice choice
         cdef void* source
-        host_span(recvbuf, &request.recv, "recvbuf", True, 1)
-        reducible(&request.recv, "recvbuf")
-        source = request.recv.ptr
-        if not is_in_place(sendbuf):
-            host_span(sendbuf, &request.send, "sendbuf", False, 1)
-            reducible(&request.send, "sendbuf")
-            match(&request.send, &request.recv, span_bytes(&request.recv))
-            source = request.send.ptr
+        source = self.read_both(request, sendbuf, recvbuf)
         op = self.op_for(op, &request.recv, "recvbuf", &choice, datatype_in(recvbuf))
         return self.reduction(request, op, &choice, 0, source, request.recv.count, request.recv.count, &request.recv,
                               datatype_in(recvbuf))
@@ -269,19 +262,23 @@ cdef class Reductions(Endpoint):
         cdef Request request = self.request(kind, call, stream)
         cdef OpChoice choice
         cdef void* source
-        host_span(recvbuf, &request.recv, "recvbuf", True, 1)
-        reducible(&request.recv, "recvbuf")
-        source = request.recv.ptr
-        if not is_in_place(sendbuf):
-            host_span(sendbuf, &request.send, "sendbuf", False, 1)
-            reducible(&request.send, "sendbuf")
-            match(&request.send, &request.recv, span_bytes(&request.recv))
-            source = request.send.ptr
+        source = self.read_both(request, sendbuf, recvbuf)
         op = self.op_for(op, &request.recv, "recvbuf", &choice, datatype_in(recvbuf))
         if choice.code == HETCCL_AVG:
             raise TypeError(f"op: {CALLS[call]} has no {(<Op>op).name}: the number of operands differs by rank")
         return self.reduction(request, op, &choice, 0, source, request.recv.count, request.recv.count, &request.recv,
                               datatype_in(recvbuf))
+
+    cdef void* read_both(self, Request request, object sendbuf, object recvbuf) except? NULL:
+        """Read buffers of as many elements each; returns where the operand is."""
+        host_span(recvbuf, &request.recv, "recvbuf", True, 1)
+        reducible(&request.recv, "recvbuf")
+        if not is_in_place(sendbuf):
+            host_span(sendbuf, &request.send, "sendbuf", False, 1)
+            reducible(&request.send, "sendbuf")
+            match(&request.send, &request.recv, span_bytes(&request.recv))
+            return request.send.ptr
+        return request.recv.ptr
 
     cdef Op op_for(self, object op, Span* span, str argument, OpChoice* choice, object datatype):
         """The op, if it is defined on the buffer's elements."""
