@@ -1,0 +1,15 @@
+"""Which stream a call's device work is queued on, and what that stream must wait for."""
+
+from hetccl._runtime cimport Runtime
+
+# The stream that `stream`, the call's argument, stands for: an int, CuPy's, torch's, anything with __cuda_stream__. For
+# None: the current stream, on this device, of the library that made obj. TypeError, ValueError.
+cdef void* stream_of(object stream, object obj, Runtime runtime, int device) except? NULL
+
+# Whether `stream` is None or the same as obj's library's current stream: then the library itself orders the reuse of
+# obj's memory behind the call's work, and nobody needs to hold obj.
+cdef bint stream_is_current(void* stream, object obj, Runtime runtime, int device) except -1
+
+# Let stream wait for what produces obj, where its protocol says so (the DLPack stream argument, the `stream` key of
+# __cuda_array_interface__). Nothing for arrays whose library has a current stream.
+cdef int stream_await(void* stream, object obj, Runtime runtime) except -1
