@@ -101,6 +101,14 @@ class Config:
     ring_bytes: int | None = _variable(
         _or_auto(SIZE), "auto", "Size of the shared-memory ring of each ordered pair of ranks."
     )
+    host_ccl: str = _variable(
+        _choice("own", "oneccl"), "own", "Who runs collectives of host buffers inside an island: hetccl, or oneCCL."
+    )
+    cuda_lib: str | None = _variable(TEXT, None, "Path or name of the CUDA driver library, instead of libcuda.so.1.")
+    nccl_lib: str | None = _variable(TEXT, None, "Path or name of NCCL, instead of a wheel's or the system's.")
+    hip_lib: str | None = _variable(TEXT, None, "Path or name of the HIP runtime, instead of a wheel's or the system's.")
+    rccl_lib: str | None = _variable(TEXT, None, "Path or name of RCCL, instead of a wheel's or the system's.")
+    oneccl_lib: str | None = _variable(TEXT, None, "Path or name of oneCCL, instead of a wheel's or the system's.")
     cuda_visible_devices: str | None = _variable(
         TEXT, None, "The NVIDIA devices of the process, as CUDA reads it; empty: none.", "CUDA_VISIBLE_DEVICES"
     )

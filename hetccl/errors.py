@@ -32,6 +32,22 @@ class LibraryError(HetcclError):
     """A vendor library or the kernel returned an error."""
 
 
+class GpuError(LibraryError):
+    """The CUDA driver or HIP returned an error; `.code` is its number."""
+
+
+class NcclError(LibraryError):
+    """NCCL returned an error; `.code` is its number."""
+
+
+class RcclError(LibraryError):
+    """RCCL returned an error; `.code` is its number."""
+
+
+class OneCclError(LibraryError):
+    """oneCCL returned an error; `.code` is its number."""
+
+
 class LibraryNotFound(HetcclError, ImportError):
     """A shared library could not be loaded; the message lists every path tried with the loader's answer."""
 

@@ -1,0 +1,1 @@
+"""The CUDA driver's functions as a runtime; layer L1."""

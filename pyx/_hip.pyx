@@ -1,0 +1,1 @@
+"""HIP's functions as a runtime; layer L1."""

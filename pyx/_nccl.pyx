@@ -1,0 +1,1 @@
+"""NCCL and RCCL, which share one ABI; layer L1."""

@@ -1,0 +1,1 @@
+"""oneCCL's C API; layer L1."""
