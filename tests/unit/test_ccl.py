@@ -148,7 +148,7 @@ def test_real_header(tmp_path):
     if compiler is None:
         pytest.skip("no C compiler")
     header = wheel_of_nccl().parents[1] / "include" / "nccl.h"
-    (tmp_path / "cuda_runtime.h").write_text("typedef struct CUstream_st *cudaStream_t;\n")
+    (tmp_path / "cuda_runtime.h").write_text("typedef void *cudaStream_t, *cudaEvent_t;\n")
     (tmp_path / "cuda_fp16.h").write_text("")
     fields = {
         "size": "size",

@@ -41,8 +41,8 @@ if rank != 1:
     assert time.monotonic() - began < 10
     error = caught(comm.check, "Bcast")
     assert type(error) is PeerError and error.peer == 1 and error.call == "Bcast"
-    assert live() == 0
     comm.close()
+    assert live() == 0
 """
     )
     with start(tmp_path, size, body) as ranks:
@@ -211,8 +211,8 @@ def test_async_error(tmp_path):
     error = caught(comm.check, "Bcast")
     assert type(error) is NcclError and (error.code, error.call) == (6, "Bcast"), repr(error)
     assert "network error" in str(error) and "FAKE_CCL_ASYNC_ERROR" in str(error)
-    assert live() == 0
     comm.close()
+    assert live() == 0
     """
     with start(tmp_path, 1, body, env={"FAKE_CCL_ASYNC_ERROR": "6"}) as ranks:
         assert_ended_well(ranks, [0])
