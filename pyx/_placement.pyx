@@ -175,7 +175,11 @@ cdef class Placement(Endpoint):
     cdef int aim_messages(self, Request request, bint in_place) except -1:
         cdef Letter* letter
         cdef int i
-        if request.work.nmessages == 0 or not self.place(request):
+        if request.work.nmessages == 0:  # to or from nobody
+            if request.send.kind == HETCCL_MEM_HOST and request.recv.kind == HETCCL_MEM_HOST:
+                refuse_stream(request.stream)
+            return 0
+        if not self.place(request):
             return 0
         self.fill_launch(request, 0, NULL, NULL, 0, 1, in_place)
         request.launch.dest = request.launch.source_rank = NO_PEER
