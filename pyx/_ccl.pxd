@@ -14,21 +14,21 @@ cdef extern from "hetccl/ccl.h" nogil:
         int in_progress
         size_t id_nbytes
         int (*all_reduce)(const void* send, void* recv, size_t count, int dtype, int op, void* comm,
-                          void* stream) noexcept nogil
+                          void* stream) noexcept nogil noexcept nogil
         int (*reduce)(const void* send, void* recv, size_t count, int dtype, int op, int root, void* comm,
-                      void* stream) noexcept nogil
+                      void* stream) noexcept nogil noexcept nogil
         int (*reduce_scatter)(const void* send, void* recv, size_t count, int dtype, int op, void* comm,
-                              void* stream) noexcept nogil
+                              void* stream) noexcept nogil noexcept nogil
         int (*broadcast)(const void* send, void* recv, size_t count, int dtype, int root, void* comm,
-                         void* stream) noexcept nogil
+                         void* stream) noexcept nogil noexcept nogil
         int (*all_gather)(const void* send, void* recv, size_t count, int dtype, void* comm,
-                          void* stream) noexcept nogil
+                          void* stream) noexcept nogil noexcept nogil
         int (*all_to_all)(const void* send, void* recv, size_t count, int dtype, void* comm,
-                          void* stream) noexcept nogil
+                          void* stream) noexcept nogil noexcept nogil
         int (*gather)(const void* send, void* recv, size_t count, int dtype, int root, void* comm,
-                      void* stream) noexcept nogil
+                      void* stream) noexcept nogil noexcept nogil
         int (*scatter)(const void* send, void* recv, size_t count, int dtype, int root, void* comm,
-                       void* stream) noexcept nogil
+                       void* stream) noexcept nogil noexcept nogil
         int (*send)(const void* send, size_t count, int dtype, int peer, void* comm, void* stream) noexcept nogil
         int (*recv)(void* recv, size_t count, int dtype, int peer, void* comm, void* stream) noexcept nogil
         int (*group_start)() noexcept nogil
