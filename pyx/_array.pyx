@@ -10,7 +10,7 @@ import sys
 cimport cython
 from cpython.buffer cimport Py_buffer, PyBUF_RECORDS_RO, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uintptr_t
 
 from hetccl._abi cimport (
     HETCCL_BFLOAT16, HETCCL_COMPLEX64, HETCCL_COMPLEX128, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_MEM_CUDA,
@@ -50,40 +50,6 @@ cdef extern from "hetccl/arrays.h" nogil:
         HETCCL_DL_FLOAT8_E5M2
         HETCCL_DL_READ_ONLY
         HETCCL_DL_IS_COPIED
-
-    ctypedef struct hetccl_dldevice_t:
-        int32_t type
-        int32_t id
-
-    ctypedef struct hetccl_dldtype_t:
-        uint8_t code
-        uint8_t bits
-        uint16_t lanes
-
-    ctypedef struct hetccl_dltensor_t:
-        void* data
-        hetccl_dldevice_t device
-        int32_t ndim
-        hetccl_dldtype_t dtype
-        int64_t* shape
-        int64_t* strides
-        uint64_t byte_offset
-
-    ctypedef struct hetccl_dlmanaged_t:
-        hetccl_dltensor_t tensor
-        void (*deleter)(hetccl_dlmanaged_t*) noexcept
-
-    ctypedef struct hetccl_dlversioned_t:
-        uint32_t major
-        uint64_t flags
-        hetccl_dltensor_t tensor
-        void (*deleter)(hetccl_dlversioned_t*) noexcept
-
-    ctypedef struct hetccl_dlexchange_t:
-        uint32_t major
-        hetccl_dlexchange_t* previous
-        int (*managed_from_object)(void* obj, hetccl_dlversioned_t** out) except -1
-        int (*tensor_from_object)(void* obj, hetccl_dltensor_t* out) except -1
 
     int hetccl_layout_order(int ndim, const int64_t* shape, const int64_t* strides, int64_t unit)
 
@@ -290,7 +256,7 @@ cdef int read_exchange(Reader reader, object obj, Export* export, Memory* memory
 
 cdef int read_dlpack(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     try:
-        capsule = dlpack_capsule(reader, obj)
+        capsule = dlpack_capsule(reader, obj, DLPACK_NO_SYNC)
     except REFUSALS as error:
         raise_refused(obj, arg, error)
     if PyCapsule_IsValid(capsule, "dltensor_versioned"):
@@ -309,19 +275,25 @@ cdef int read_dlpack(Reader reader, object obj, Export* export, Memory* memory, 
     return layout_of_tensor(&(<hetccl_dlmanaged_t*> export.managed).tensor, memory, arg, False)
 
 
-cdef object dlpack_capsule(Reader reader, object obj):
+cdef object dlpack_capsule(Reader reader, object obj, object stream):
     cdef int device = obj.__dlpack_device__()[0]
     cdef bint host = device in (HETCCL_DL_CPU, HETCCL_DL_CUDA_HOST, HETCCL_DL_ROCM_HOST)  # these take no stream
     if not reader.legacy:
         try:
             if host:
                 return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False)
-            return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False, stream=DLPACK_NO_SYNC)
+            return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False, stream=stream)
         except TypeError:  # the one way to learn that a 0.x exporter knows neither keyword; remembered below
             pass
-    capsule = obj.__dlpack__() if host else obj.__dlpack__(stream=DLPACK_NO_SYNC)
+    capsule = obj.__dlpack__() if host else obj.__dlpack__(stream=stream)
     reader.legacy = True
     return capsule
+
+
+cdef int dlpack_await(object obj, object stream) except -1:
+    cdef object found = readers.get(type(obj))
+    dlpack_capsule(<Reader> (reader_of(obj, "buffer") if found is None else found), obj, stream)
+    return 0
 
 
 cdef int layout_of_versioned(
