@@ -20,6 +20,7 @@ MODULES = [
     "_dtype",
     "_layout",
     "_overlap",
+    "_cupy",
     "_array",
     "_buffer",
     "_spec",

@@ -78,3 +78,5 @@ cdef void export_release(Export* export) noexcept
 cdef hetccl_dlexchange_t* exchange_of(object cls) except? NULL
 # Have obj's library let `stream`, a number as its __dlpack__ takes it, wait for what produces obj.
 cdef int dlpack_await(object obj, object stream) except -1
+# Whether cls is, or descends from, this class of a library that the program has imported; "cupy", "ndarray".
+cdef bint is_of(object cls, str library, str name) except -1

@@ -14,7 +14,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.stdint cimport intptr_t, uintptr_t
 
 from hetccl._abi cimport HETCCL_MEM_CUDA, HETCCL_MEM_HIP, HETCCL_MEM_HOST
-from hetccl._array cimport dlpack_await, exchange_of, hetccl_dlexchange_t
+from hetccl._array cimport dlpack_await, exchange_of, hetccl_dlexchange_t, is_of
 from hetccl._dtype cimport type_name
 from hetccl._runtime cimport Runtime
 
@@ -103,12 +103,6 @@ cdef Producer producer_new(object cls):
     elif is_of(cls, "torch", "Tensor"):
         producer.current = current_torch
     return producer
-
-
-cdef bint is_of(object cls, str library, str name) except -1:
-    """Whether cls is, or descends from, this class of a library that the program has imported."""
-    base = getattr(sys.modules.get(library), name, None)
-    return isinstance(base, type) and issubclass(cls, base)
 
 
 cdef int cupy_find() except -1:
