@@ -20,7 +20,7 @@ MODULES = [
     "_dtype",
     "_layout",
     "_overlap",
-    "_cupy",
+    "_foreign",
     "_array",
     "_buffer",
     "_spec",

@@ -16,11 +16,11 @@ from hetccl._abi cimport (
     HETCCL_BFLOAT16, HETCCL_COMPLEX64, HETCCL_COMPLEX128, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_MEM_CUDA,
     HETCCL_MEM_HIP, HETCCL_MEM_HOST, HETCCL_MEM_ONEAPI,
 )
-from hetccl._cupy cimport CupyArray, cupy_layout_known, cupy_read
 from hetccl._dtype cimport (
     BYTEORDER_SWAPPED, CODE_OPAQUE, CODE_SWAPPED, CODE_UNASKED, CODE_UNSUPPORTED, code_of, code_of_format, code_of_name,
     dtype_itemsize, type_name,
 )
+from hetccl._foreign cimport CupyArray, cupy_layout_known, cupy_read, torch_is_plain, torch_layout_known
 
 cdef extern from "hetccl/arrays.h" nogil:
     ctypedef struct hetccl_descr_t:
@@ -60,6 +60,7 @@ cdef enum:
     READERS_MAX = 1024   # classes made at run time must not pile up
     DLPACK_MAJOR = 1
     # Array API standard, __dlpack__(stream=-1): do not synchronise, for CUDA and ROCm alike (None, 0, 1 and 2 differ).
+    # JAX takes any number for a handle, which the driver would then follow; it waits for nothing if told of no stream.
     DLPACK_NO_SYNC = -1
 
 ctypedef int (*reader_t)(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1
@@ -80,8 +81,10 @@ cdef class Reader:
     cdef reader_t read
     cdef hetccl_dlexchange_t* exchange  # of read_exchange; lives as long as the process
     cdef bint legacy                    # DLPack 0.x: __dlpack__ takes neither max_version nor copy
+    cdef object no_sync                 # the stream argument with which __dlpack__ waits for nothing
     cdef bint immutable                 # the library forbids writing, though its protocol cannot say so
     cdef int kind                       # HETCCL_MEM_* of read_cupy
+    cdef bint plain                     # torch_is_plain may be asked
     cdef bint autograd                  # torch: lazy conjugation and gradients are not part of the protocol
 
 
@@ -95,7 +98,7 @@ cdef int array_read(object obj, Export* export, Memory* memory, object arg, bint
     reader.read(reader, obj, export, memory, arg, writable)
     if reader.immutable:
         memory.readonly = True
-    if reader.autograd:
+    if reader.autograd and not (reader.plain and torch_is_plain(obj)):
         check_tensor(obj, memory, arg)
     return 0
 
@@ -125,7 +128,9 @@ cdef Reader reader_of(object obj, object arg):
     else:
         raise_no_array(obj, arg)
     reader.immutable = cls.__module__.partition(".")[0] in ("jax", "jaxlib")
+    reader.no_sync = None if reader.immutable else DLPACK_NO_SYNC
     reader.autograd = hasattr(cls, "requires_grad") and hasattr(cls, "is_neg") and hasattr(cls, "is_conj")
+    reader.plain = is_of(cls, "torch", "Tensor") and torch_layout_known(sys.modules["torch"])
     if len(readers) >= READERS_MAX:
         readers.clear()
     readers[cls] = reader
@@ -334,7 +339,7 @@ cdef int read_exchange(Reader reader, object obj, Export* export, Memory* memory
 
 cdef int read_dlpack(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     try:
-        capsule = dlpack_capsule(reader, obj, DLPACK_NO_SYNC)
+        capsule = dlpack_capsule(reader, obj, reader.no_sync)
     except REFUSALS as error:
         raise_refused(obj, arg, error)
     if PyCapsule_IsValid(capsule, "dltensor_versioned"):
@@ -370,7 +375,10 @@ cdef object dlpack_capsule(Reader reader, object obj, object stream):
 
 cdef int dlpack_await(object obj, object stream) except -1:
     cdef object found = readers.get(type(obj))
-    dlpack_capsule(<Reader> (reader_of(obj, "buffer") if found is None else found), obj, stream)
+    try:
+        dlpack_capsule(<Reader> (reader_of(obj, "buffer") if found is None else found), obj, stream)
+    except REFUSALS as error:
+        raise_refused(obj, "buffer", error)
     return 0
 
 

@@ -28,6 +28,8 @@ cdef enum:
     LEGACY = 1           # CU_STREAM_LEGACY, and hipStreamLegacy
     PER_THREAD = 2       # CU_STREAM_PER_THREAD, and hipStreamPerThread
     DEVICE_ANY = -1      # what CuPy says of its default and external streams
+    PROTOCOL_VERSION = 0  # of __cuda_stream__
+    HANDLE_BITS = 64
 
 # Raises by an exception alone: cupy_backends declares it now with an error value, now without.
 ctypedef intptr_t (*cupy_stream_t)(int device) except *
@@ -147,7 +149,7 @@ cdef void* stream_given(object stream, int device) except? NULL:
         check_device(stream, device)
     if not PyIndex_Check(number) or isinstance(number, bool):
         raise TypeError(f"stream: {type_name(stream)} has the handle {number!r}, which is no integer")
-    if number < 0:
+    if number < 0 or number >> HANDLE_BITS:
         raise ValueError(f"stream: {number} is no handle; 0 is the default stream, 2 the per-thread one")
     return canonical(<intptr_t> <uintptr_t> number)
 
@@ -191,8 +193,11 @@ cdef int raise_no_stream(object stream) except -1:
 
 cdef object handle_protocol(object stream):
     answer = stream.__cuda_stream__
-    version, handle = answer() if callable(answer) else answer
-    return handle
+    if callable(answer):  # as the protocol has it; some have it as a property
+        answer = answer()
+    if not isinstance(answer, tuple) or len(answer) != 2 or answer[0] != PROTOCOL_VERSION:
+        raise TypeError(f"stream: __cuda_stream__ of {type_name(stream)} gives {answer!r}, not (0, handle)")
+    return answer[1]
 
 
 cdef object handle_torch(object stream):
