@@ -38,8 +38,8 @@ ctypedef struct TorchLayout:
 
 cdef CupyLayout layout
 cdef TorchLayout tensors
-cdef object cupy_known = None   # bool, once it was looked for
-cdef object torch_known = None
+cdef tuple cupy_asked = (None, False)   # the module that was looked at, and whether its layout is known
+cdef tuple torch_asked = (None, False)
 
 cdef Py_ssize_t NOT_FOUND = -1
 cdef size_t IMPL_NBYTES = 256  # as much of a TensorImpl is searched: 184 to 208 bytes in torch 2
@@ -59,28 +59,33 @@ cdef tuple CUPY_PROBES = (
 
 
 cdef bint cupy_layout_known(object cupy) except -1:
-    global cupy_known
-    if cupy_known is None:
-        cupy_known = cupy_learn(cupy)
-    return cupy_known
+    global cupy_asked
+    if cupy_asked[0] is not cupy:
+        cupy_asked = (cupy, cupy_learn(cupy))
+    return cupy_asked[1]
 
 
 cdef bint cupy_learn(object cupy) except -1:
+    global layout
+    cdef CupyLayout found
     try:
         arrays = [cupy_probe(cupy, probe) for probe in CUPY_PROBES]
         pointers = [array.data for array in arrays]
-        layout.count = field(arrays, [array.size for array in arrays], 8)
-        layout.c_contiguous = field(arrays, [array.flags.c_contiguous for array in arrays], 4)
-        layout.f_contiguous = field(arrays, [array.flags.f_contiguous for array in arrays], 4)
-        layout.dtype = field(arrays, [id(array.dtype) for array in arrays], 8)
-        layout.data = field(arrays, [id(pointer) for pointer in pointers], 8)
-        layout.ptr = field(pointers, [pointer.ptr for pointer in pointers], 8)
-        layout.device = field(pointers, [pointer.device_id for pointer in pointers], 4)
+        found.count = field(arrays, [array.size for array in arrays], 8)
+        found.c_contiguous = field(arrays, [array.flags.c_contiguous for array in arrays], 4)
+        found.f_contiguous = field(arrays, [array.flags.f_contiguous for array in arrays], 4)
+        found.dtype = field(arrays, [id(array.dtype) for array in arrays], 8)
+        found.data = field(arrays, [id(pointer) for pointer in pointers], 8)
+        found.ptr = field(pointers, [pointer.ptr for pointer in pointers], 8)
+        found.device = field(pointers, [pointer.device_id for pointer in pointers], 4)
     except FAULTS:
         return False
-    return NOT_FOUND not in (
-        layout.count, layout.c_contiguous, layout.f_contiguous, layout.dtype, layout.data, layout.ptr, layout.device
-    )
+    if NOT_FOUND in (
+        found.count, found.c_contiguous, found.f_contiguous, found.dtype, found.data, found.ptr, found.device
+    ):
+        return False
+    layout = found
+    return True
 
 
 cdef object cupy_probe(object cupy, tuple probe):
@@ -134,13 +139,15 @@ cdef bint cupy_read(object array, CupyArray* out) noexcept:
 
 
 cdef bint torch_layout_known(object torch) except -1:
-    global torch_known
-    if torch_known is None:
-        torch_known = torch_learn(torch)
-    return torch_known
+    global torch_asked
+    if torch_asked[0] is not torch:
+        torch_asked = (torch, torch_learn(torch))
+    return torch_asked[1]
 
 
 cdef bint torch_learn(object torch) except -1:
+    global tensors
+    cdef TorchLayout found
     cdef size_t nbytes
     try:
         with torch.inference_mode(False):
@@ -148,20 +155,18 @@ cdef bint torch_learn(object torch) except -1:
         everything = [*plain, *grads, *[tensor for pair in pairs for tensor in pair[:2]]]
         if any([type(tensor) is not torch.Tensor for tensor in everything]):  # a mode that makes something else is on
             return False
-        tensors.impl = field(everything, [tensor._cdata for tensor in everything], 8)
+        found.impl = field(everything, [tensor._cdata for tensor in everything], 8)
     except FAULTS:
         return False
-    if tensors.impl == NOT_FOUND:
+    if found.impl == NOT_FOUND:
         return False
-    nbytes = min(IMPL_NBYTES, min([malloc_usable_size(<void*> impl_of(tensor)) for tensor in everything]))
-    tensors.autograd = torch_autograd_at(plain, grads, nbytes)
-    tensors.keys = torch_keys_at(pairs, nbytes, &tensors.lazy)
-    if NOT_FOUND in (tensors.autograd, tensors.keys):
+    nbytes = min(IMPL_NBYTES, min([malloc_usable_size(<void*> impl_of(tensor, found.impl)) for tensor in everything]))
+    found.autograd = torch_autograd_at(plain, grads, found.impl, nbytes)
+    found.keys = torch_keys_at(pairs, found.impl, nbytes, &found.lazy)
+    if NOT_FOUND in (found.autograd, found.keys):
         return False
-    lazy = [bool(word_at(b, tensors.keys) & tensors.lazy) for a, b, kind in pairs]
-    return all(lazy) and all([torch_is_plain(tensor) for tensor in plain]) and not any(
-        [torch_is_plain(tensor) for tensor in grads]
-    )
+    tensors = found
+    return True
 
 
 cdef tuple torch_probes(object torch):
@@ -175,47 +180,55 @@ cdef tuple torch_probes(object torch):
     return [*reals, *waves], grads, pairs
 
 
-cdef Py_ssize_t torch_autograd_at(list plain, list grads, size_t nbytes) except -2:
+cdef Py_ssize_t torch_autograd_at(list plain, list grads, Py_ssize_t impl, Py_ssize_t nbytes) except -2:
     """The one word of TensorImpl that is 0 in all of `plain` and in none of `grads`."""
-    cdef size_t offset
+    cdef Py_ssize_t offset
     cdef list found = [
         offset for offset in range(0, nbytes - 7, 8)
-        if not any([word_at(tensor, offset) for tensor in plain])
-        and all([word_at(tensor, offset) for tensor in grads])
+        if not any([word_at(tensor, impl, offset) for tensor in plain])
+        and all([word_at(tensor, impl, offset) for tensor in grads])
     ]
     return found[0] if len(found) == 1 else NOT_FOUND
 
 
-cdef Py_ssize_t torch_keys_at(list pairs, size_t nbytes, uint64_t* bits) except -2:
-    """The one word of TensorImpl in which each way of being lazy is one bit of its own."""
+cdef Py_ssize_t torch_keys_at(list pairs, Py_ssize_t impl, Py_ssize_t nbytes, uint64_t* bits) except -2:
+    """The one word of TensorImpl in which each way of being lazy is one bit of its own, clear where a tensor is not."""
     cdef list found = []
-    cdef size_t offset
+    cdef Py_ssize_t offset
     for offset in range(0, nbytes - 7, 8):
-        flips = {(kind, word_at(a, offset) ^ word_at(b, offset)) for a, b, kind in pairs}
+        words = [(kind, word_at(a, impl, offset), word_at(b, impl, offset)) for a, b, kind in pairs]
+        flips = {(kind, one ^ other) for kind, one, other in words}
         masks = [mask for _, mask in flips]
         if len(flips) == 2 and all([mask and not mask & (mask - 1) for mask in masks]) and masks[0] != masks[1]:
-            found.append((offset, masks[0] | masks[1]))
+            if not any([one & (masks[0] | masks[1]) for _, one, _ in words]):
+                found.append((offset, masks[0] | masks[1]))
     if len(found) != 1:
         return NOT_FOUND
     bits[0] = found[0][1]
     return found[0][0]
 
 
-cdef const char* impl_of(object tensor) noexcept:
-    return (<const char**> (<const char*> <void*> tensor + tensors.impl))[0]
+cdef const char* impl_of(object tensor, Py_ssize_t impl) noexcept:
+    return (<const char**> (<const char*> <void*> tensor + impl))[0]
 
 
-cdef uint64_t word_at(object tensor, Py_ssize_t offset) noexcept:
-    return (<const uint64_t*> (impl_of(tensor) + offset))[0]
+cdef uint64_t word_at(object tensor, Py_ssize_t impl, Py_ssize_t offset) noexcept:
+    return (<const uint64_t*> (impl_of(tensor, impl) + offset))[0]
 
 
 cdef bint torch_is_plain(object tensor) noexcept:
-    cdef const char* impl = impl_of(tensor)
+    cdef const char* impl = impl_of(tensor, tensors.impl)
     return (
         impl != NULL
         and (<void* const*> (impl + tensors.autograd))[0] == NULL
         and not (<const uint64_t*> (impl + tensors.keys))[0] & tensors.lazy
     )
+
+
+def find(objects, values, int width):
+    """The one offset at which each object has its value, 4 or 8 bytes wide; None if there is none, or several."""
+    offset = field(list(objects), list(values), width)
+    return None if offset == NOT_FOUND else offset
 
 
 def describe_cupy(cupy):

@@ -36,10 +36,9 @@ ctypedef intptr_t (*cupy_stream_t)(int device) except *
 ctypedef void* (*current_t)(Producer producer, Runtime runtime, int device) except? NULL
 ctypedef object (*handle_t)(object stream)
 
-cdef cupy_stream_t cupy_stream = NULL  # CuPy's C function; NULL: not found
-cdef dict producers = {}               # type of an array -> Producer
-cdef dict handles = {}                 # type of a stream -> Handle
-cdef dict events = {}                  # (runtime's kind, device) -> address of the event that orders two streams
+cdef dict producers = {}  # type of an array -> Producer
+cdef dict handles = {}    # type of a stream -> Handle
+cdef dict events = {}     # (runtime's kind, device) -> address of the event that orders two streams
 
 
 @cython.final
@@ -47,6 +46,7 @@ cdef class Producer:
     """How the arrays of one type tell which stream their contents are made on."""
 
     cdef current_t current              # NULL: the library has no current stream
+    cdef cupy_stream_t cupy_stream      # of current_cupy_fast
     cdef hetccl_dlexchange_t* exchange  # of current_exchange
     cdef bint dlpack                    # the exporter itself orders a consumer's stream
 
@@ -98,8 +98,8 @@ cdef Producer producer_new(object cls):
     producer.exchange = exchange_of(cls)
     producer.dlpack = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
     if is_of(cls, "cupy", "ndarray"):
-        cupy_find()
-        producer.current = current_cupy if cupy_stream == NULL else current_cupy_fast
+        producer.cupy_stream = cupy_function()
+        producer.current = current_cupy if producer.cupy_stream == NULL else current_cupy_fast
     elif producer.exchange != NULL and producer.exchange.current_stream != NULL:
         producer.current = current_exchange
     elif is_of(cls, "torch", "Tensor"):
@@ -107,18 +107,17 @@ cdef Producer producer_new(object cls):
     return producer
 
 
-cdef int cupy_find() except -1:
-    """Look for CuPy's own C function; a version that lacks it is asked by its Python function."""
-    global cupy_stream
+cdef cupy_stream_t cupy_function() except? NULL:
+    """CuPy's own C function; NULL for a version that lacks it, which is asked by its Python function."""
     functions = getattr(sys.modules.get("cupy_backends.cuda.stream"), "__pyx_capi__", {})
     capsule = functions.get("get_stream_ptr")
-    if capsule is not None and PyCapsule_IsValid(capsule, "intptr_t (int)"):
-        cupy_stream = <cupy_stream_t> PyCapsule_GetPointer(capsule, "intptr_t (int)")
-    return 0
+    if capsule is None or not PyCapsule_IsValid(capsule, "intptr_t (int)"):
+        return NULL
+    return <cupy_stream_t> PyCapsule_GetPointer(capsule, "intptr_t (int)")
 
 
 cdef void* current_cupy_fast(Producer producer, Runtime runtime, int device) except? NULL:
-    return canonical(cupy_stream(device))
+    return canonical(producer.cupy_stream(device))
 
 
 cdef void* current_cupy(Producer producer, Runtime runtime, int device) except? NULL:
@@ -213,16 +212,24 @@ cdef object handle_index(object stream):
 
 
 cdef int await_dlpack(void* stream, object obj, Runtime runtime) except -1:
-    """The Array API standard's numbers: on CUDA 0 is illegal and 1 the default stream, on ROCm 0 is and 1, 2 illegal."""
-    cdef intptr_t number = <intptr_t> stream
-    if runtime.kind == HETCCL_MEM_CUDA:
-        dlpack_await(obj, number if number else LEGACY)
-    elif number == PER_THREAD:
-        dlpack_await(obj, 0)
+    dlpack_await(obj, dlpack_number(stream, runtime.kind))
+    if runtime.kind == HETCCL_MEM_HIP and <intptr_t> stream == PER_THREAD:
         stream_follow(stream, NULL, runtime)
-    else:
-        dlpack_await(obj, number)
     return 0
+
+
+cdef object dlpack_number(void* stream, int kind):
+    """The Array API standard's number of a consumer's stream.
+
+    CUDA: 1 is the default stream, 2 the per-thread one, 0 is illegal. ROCm: 0 is the default stream, 1 and 2 are illegal,
+    so that the per-thread one has no number: the exporter is given the default stream instead.
+    """
+    cdef uintptr_t number = <uintptr_t> stream
+    if kind == HETCCL_MEM_CUDA and number == 0:
+        return LEGACY
+    if kind == HETCCL_MEM_HIP and number == PER_THREAD:
+        return 0
+    return number
 
 
 cdef int await_cai(void* stream, object obj, Runtime runtime) except -1:
@@ -269,3 +276,8 @@ def follow(stream, obj, Runtime runtime not None, int device):
     cdef void* handle = stream_of(stream, obj, runtime, device)
     stream_await(handle, obj, runtime)
     return <uintptr_t> handle
+
+
+def dlpack_argument(uintptr_t handle, int kind):
+    """What __dlpack__ is given for a stream; kind: HETCCL_MEM_CUDA (1) or HETCCL_MEM_HIP (2)."""
+    return dlpack_number(<void*> handle, kind)
