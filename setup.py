@@ -21,6 +21,7 @@ MODULES = [
     "_dtype",
     "_layout",
     "_overlap",
+    "_foreign",
     "_array",
     "_buffer",
     "_spec",
