@@ -1,4 +1,4 @@
-"""Streams and lifetimes on a real GPU, with PyTorch: its streams, its allocator's reuse of memory, and autograd's flags."""
+"""Streams and lifetimes on a real GPU, with PyTorch: its streams, its reuse of memory, and autograd's flags."""
 
 import torch
 from device_support import ARRAYS, RANK, SIZE

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import device_arrays
 import device_cases
-import launch
 import pytest
 
+import launch
 from mpi import jobs
 
 HERE = Path(__file__).resolve().parent
@@ -45,8 +45,8 @@ def fakes():
     from fakes import build
 
     return {
-        "HETCCL_CUDA_LIB": str(build.build("fakecuda")),
-        "HETCCL_NCCL_LIB": str(build.build("fakeccl")),
+        "HETCCL_CUDA_LIB": build.build("fakecuda"),
+        "HETCCL_NCCL_LIB": build.build("fakeccl"),
         "FAKE_CUDA_DEVICES": str(DEVICES_OF_FAKE),
     }
 

@@ -1,4 +1,4 @@
-"""Run the device matrix on any library's arrays: `run` is the whole of it, for programs that prepare things their way."""
+"""Run the device matrix on any library's arrays: `run` is the whole of it, for programs that prepare the rest."""
 
 import traceback
 
@@ -12,7 +12,7 @@ import hetccl
 
 
 class Way:
-    """A communicator whose collectives are made nonblocking ("request"), persistent or inside a group, and waited for."""
+    """A communicator whose collectives are nonblocking ("request"), persistent or inside a group, and waited for."""
 
     def __init__(self, comm, way):
         self.comm, self.way = comm, way
