@@ -117,7 +117,7 @@ def rank_checks(settings, problem):
     yield Check("devices", "warn", f"{names}: this version moves host buffers only", advice)
     for known in LIBRARIES:
         if known.name in NEEDED[visible[0].vendor]:
-            yield _library_check(known)
+            yield _library_check(known, settings)
 
 
 def job_checks(members):
@@ -164,9 +164,9 @@ def _host_checks(comm, members, rank):
     return made if comm is None else comm.allgather(made)[here[0]]
 
 
-def _library_check(known):
+def _library_check(known, settings):
     try:
-        library = known.open()
+        library = known.open(settings)
     except LibraryNotFound:
         return Check(
             known.name, "warn", f"{known.sonames[0]} not found", "install it, or add its folder to LD_LIBRARY_PATH"

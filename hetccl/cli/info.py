@@ -48,7 +48,7 @@ def collect(settings, problem, members):
         "cores": topology.format_cpulist(os.sched_getaffinity(0)),
         "configuration_problem": problem,
         "mpi": job.find_mpi(may_initialize=members is None)._asdict(),
-        "libraries": [_look_up(known) for known in LIBRARIES],
+        "libraries": [_look_up(known, settings) for known in LIBRARIES],
         "devices": [asdict(device) for device in topology.devices(settings)],
         "nics": [asdict(nic) for nic in topology.nics()],
         "members": [member.as_dict() for member in members or ()],
@@ -87,9 +87,9 @@ def text(page):
     return "\n".join(lines)
 
 
-def _look_up(known):
+def _look_up(known, settings):
     try:
-        library = known.open()
+        library = known.open(settings)
     except LibraryNotFound as error:
         return {"name": known.name, "path": "", "origin": "", "version": "", "tried": str(error)}
     version = known.version(library)
