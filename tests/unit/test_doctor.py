@@ -8,7 +8,6 @@ import pytest
 from command import COMMAND, MEMBER, fake_mpi4py, hetccl
 
 import launch
-from hetccl import libraries, topology
 from hetccl.cli import doctor, host
 from hetccl.cli.host import Check
 
@@ -60,15 +59,6 @@ def test_ranks_out_of_reach_fail():
     assert checks["reach"].status == "fail"
     assert "n0: rank 0" in checks["reach"].text and "n1: rank 1" in checks["reach"].text
     assert "reach" not in {check.name for check in doctor.job_checks([MEMBER, MEMBER])}
-
-
-def test_a_gpu_is_reported_with_its_libraries(monkeypatch):
-    gpu = topology.Device("nvidia", "NVIDIA H200", "0000:18:00.0", "GPU-1")
-    monkeypatch.setattr(topology, "devices", lambda settings: (gpu,))
-    monkeypatch.setattr(doctor, "LIBRARIES", (libraries.Known("NCCL", ("libnone.so.2",)),))
-    checks = {check.name: check for check in doctor.rank_checks(None, "")}
-    assert "NVIDIA H200" in checks["devices"].text
-    assert (checks["NCCL"].status, "libnone.so.2" in checks["NCCL"].text) == ("warn", True)
 
 
 @pytest.mark.parametrize(
