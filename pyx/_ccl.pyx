@@ -14,11 +14,11 @@ from hetccl.errors import SymbolNotFound
 cdef extern from "hetccl/ccl_slots.h" nogil:
     enum:
         HETCCL_CCL_SLOTS
-    ctypedef struct hetccl_slot_t:
+    ctypedef struct hetccl_ccl_slot_t:
         const char* name
         void* missing
-    const hetccl_slot_t* hetccl_ccl_slots
-    void** hetccl_slot_place(hetccl_ccl_t* table, int index)
+    const hetccl_ccl_slot_t* hetccl_ccl_slots
+    void** hetccl_ccl_place(hetccl_ccl_t* table, int index)
 
 
 cdef class Ccl:
@@ -38,7 +38,7 @@ cdef class Ccl:
     def supports(self, str function):
         """Whether the library has a function; `function` is a slot's name, "all_to_all"."""
         cdef int index = slot_index(function)
-        return hetccl_slot_place(self.table, index)[0] != hetccl_ccl_slots[index].missing
+        return hetccl_ccl_place(self.table, index)[0] != hetccl_ccl_slots[index].missing
 
     def missing(self):
         """The slots that the library leaves empty: tuple of str."""
@@ -105,13 +105,13 @@ cdef Ccl ccl_fill(Library library, str name, int version, str version_text, tupl
     ccl.table.version = version
     ccl.symbols = {slot: (names[0], since) for slot, names, since in rows}
     for index in range(HETCCL_CCL_SLOTS):
-        hetccl_slot_place(ccl.table, index)[0] = hetccl_ccl_slots[index].missing
+        hetccl_ccl_place(ccl.table, index)[0] = hetccl_ccl_slots[index].missing
     for slot, names, since in rows:
         for symbol in names:
             symbol_ = symbol.encode()
             address = library.find(symbol_)
             if address != NULL:
-                hetccl_slot_place(ccl.table, slot_index(slot))[0] = address
+                hetccl_ccl_place(ccl.table, slot_index(slot))[0] = address
                 ccl.symbols[slot] = (symbol, since)
                 break
     return ccl
@@ -119,6 +119,6 @@ cdef Ccl ccl_fill(Library library, str name, int version, str version_text, tupl
 
 cdef int ccl_adapt(Ccl ccl, str slot, int index, void* adapter) except -1:
     if ccl.supports(slot):
-        ccl.table.raw[index] = hetccl_slot_place(ccl.table, slot_index(slot))[0]
-        hetccl_slot_place(ccl.table, slot_index(slot))[0] = adapter
+        ccl.table.raw[index] = hetccl_ccl_place(ccl.table, slot_index(slot))[0]
+        hetccl_ccl_place(ccl.table, slot_index(slot))[0] = adapter
     return 0

@@ -25,6 +25,7 @@ cdef extern from "hetccl/watch.h" nogil:
         int pid
     ctypedef struct hetccl_job_t:
         pass
+    int hetccl_device_enter(const hetccl_runtime_t* gpu, int device, void** saved)
     hetccl_job_t* hetccl_job_start(const hetccl_runtime_t* gpu, int device, int (*function)(void*) noexcept nogil,
                                    void* comm)
     int hetccl_job_wait(hetccl_job_t* job, int64_t timeout_ns, int* code)
@@ -365,7 +366,8 @@ cdef class VendorComm:
         if handle == NULL and self.place[0] != NULL:
             vendor_release(self)
             self.refuse(call)
-        code = self.gpu.enter(self.device, saved)
+        with nogil:
+            code = hetccl_device_enter(self.gpu, self.device, saved)
         if code != 0:
             vendor_release(self)
             self.runtime.check(code, "enter")
