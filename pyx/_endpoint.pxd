@@ -8,7 +8,7 @@ from hetccl._executor cimport Executor
 from hetccl._kernels cimport hetccl_reduce_fn
 from hetccl._layout cimport Part
 from hetccl._program cimport Choice, Program
-from hetccl._request cimport Request
+from hetccl._request cimport Deferred, Request
 
 
 cdef class Batch:                        # the calls inside `with comm.group():`
@@ -29,6 +29,7 @@ cdef class Endpoint:
     cdef object membership
     cdef Executor executor
     cdef list choices                    # Choice by call (or in-place variant) and root; None until needed
+    cdef Deferred deferred
     cdef Batch batch                     # open in some thread, or None
     cdef bint check                      # HETCCL_CHECK
     cdef bint closed
@@ -50,5 +51,5 @@ cdef class Endpoint:
     # HETCCL_CHECK: what this rank says of the call. nbytes sent to and expected from ranks come by expect().
     cdef int declare(self, Request request, int root, int64_t op, Span* given, int64_t count) except -1
     cdef int expect(self, Request request, int peer, int64_t sends, int64_t expects) except -1
-    # Every rank's value, in rank order; a collective, and a wait.
-    cdef list tell(self, int64_t value)
+    # Every rank's value, in rank order; a collective of that name, and a wait.
+    cdef list tell(self, int call, int64_t value)

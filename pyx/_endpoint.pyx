@@ -8,14 +8,15 @@ as in MPI. The GIL is held but for waits.
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc
 
+from hetccl._abi cimport HETCCL_MEM_HOST
 from hetccl._agree cimport (
-    CHECK_CALL, CHECK_COUNT, CHECK_DTYPE, CHECK_FORTRAN, CHECK_OP, CHECK_ROOT, CHECK_WORDS, check_open,
+    CHECK_CALL, CHECK_COUNT, CHECK_DTYPE, CHECK_FORTRAN, CHECK_MEMORY, CHECK_OP, CHECK_ROOT, CHECK_WORDS, check_open,
 )
-from hetccl._arguments cimport refuse_stream, whole
+from hetccl._arguments cimport whole
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, ALLTOALLW, GATHERV, NCOLLECTIVES, REDUCE_SCATTER, SCATTERV,
 )
-from hetccl._request cimport request_new
+from hetccl._request cimport queue_together, request_new
 
 from hetccl._calls import CALLS, PLANS
 from hetccl.errors import CommClosed
@@ -77,6 +78,7 @@ cdef class Batch:
         endpoint.batch = None
         calls, self.calls = self.calls, []
         if kind is None:
+            endpoint.deferred.flush(None)
             self.run(calls)
 
     cdef int run(self, list calls) except -1:
@@ -84,8 +86,12 @@ cdef class Batch:
         cdef Request request
         first = None
         try:
+            queued = [request for request, _ in calls if (<Request>request).is_queued()]
+            if queued:
+                queue_together(queued)
             for request, _ in calls:
-                request.go()
+                if not request.is_queued():
+                    request.go()
         except Exception as error:  # noqa: BLE001 - the calls before it have begun
             first = error
         for request, status in calls:
@@ -115,6 +121,7 @@ cdef class Endpoint:
         self.executor = Executor(membership.segment, settings.timeout, settings.spin_us, membership.crowded)
         self.choices = [None] * (NCHOICES * self.size)
         self.check = settings.check
+        self.deferred = Deferred.__new__(Deferred)
 
     cdef int usable(self, int call) except -1:
         if self.closed:
@@ -130,14 +137,21 @@ cdef class Endpoint:
         return rank
 
     cdef Request request(self, type kind, int call, object stream):
+        cdef Request request
         self.usable(call)
-        refuse_stream(stream)
-        return request_new(kind, self.executor, self.membership, call)
+        if call < NCOLLECTIVES and self.deferred.requests:
+            self.deferred.flush(None)
+        request = request_new(kind, self.executor, self.membership, call)
+        request.stream = stream
+        return request
 
     cdef int finish(self, Request request, object status) except -1:
+        request.blocking = True
         if self.batch is not None and self.batch.thread == PyThread_get_thread_ident():
             self.batch.calls.append((request, status))
             return 0
+        if self.deferred.requests and request.deferred is None:
+            self.deferred.flush(None)
         return request.run(status)
 
     cdef Choice choose(self, int call, int root, bint in_place):
@@ -206,6 +220,7 @@ cdef class Endpoint:
         request.check.mine[CHECK_OP] = op
         request.check.mine[CHECK_DTYPE] = -1 if given == NULL else given.dtype
         request.check.mine[CHECK_COUNT] = count
+        request.check.mine[CHECK_MEMORY] = HETCCL_MEM_HOST if given == NULL else given.kind
         request.check.mine[CHECK_FORTRAN] = given != NULL and given.fortran
         request.collective.check = &request.check
         return 0
@@ -216,13 +231,13 @@ cdef class Endpoint:
             request.check.mine[CHECK_WORDS + self.size + peer] = expects
         return 0
 
-    cdef list tell(self, int64_t value):
+    cdef list tell(self, int call, int64_t value):
         """Every rank's value, in rank order."""
-        cdef Request request = self.request(Request, ALLGATHER, None)
+        cdef Request request = self.request(Request, call, None)
         everyone = bytearray(self.size * sizeof(int64_t))
         cdef int64_t* values = <int64_t*><char*>everyone
         cdef int64_t mine = value
         cdef int r
-        self.aim(request, ALLGATHER, 0, &mine, values, sizeof(int64_t), 1, False)
+        Endpoint.aim(self, request, ALLGATHER, 0, &mine, values, sizeof(int64_t), 1, False)
         request.run(None)
         return [values[r] for r in range(self.size)]

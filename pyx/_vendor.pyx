@@ -12,6 +12,7 @@ import time
 cimport cython
 from libc.stdlib cimport calloc, free
 
+from hetccl._mutex cimport hetccl_mutex_open
 from hetccl._runtime cimport HETCCL_MISSING
 from hetccl._vendor cimport (
     HETCCL_WATCH_NOBODY, hetccl_device_enter, hetccl_job_drop, hetccl_job_start, hetccl_job_t, hetccl_job_wait,
@@ -97,6 +98,8 @@ cdef class VendorComm:
         self.place = NULL
         self.handle = NULL
         self.registered = set()
+        if hetccl_mutex_open(&self.mutex) != 0:
+            raise MemoryError("a communicator's mutex")
 
     def __init__(self, Ccl ccl not None, Runtime runtime not None, int device, int nranks, int rank, bytes unique_id,
                  double timeout_s, peers=(), str float8="ocp", bint waits=True):
