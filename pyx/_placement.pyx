@@ -28,7 +28,6 @@ from hetccl._calls import CALLS
 from hetccl.errors import CommClosed
 
 cdef dict VENDORS = {HETCCL_MEM_CUDA: "nvidia", HETCCL_MEM_HIP: "amd"}
-cdef dict KINDS = {"nvidia": HETCCL_MEM_CUDA, "amd": HETCCL_MEM_HIP}
 cdef tuple NAMES = ("host", "CUDA", "HIP", "oneAPI")  # by HETCCL_MEM_*
 
 # What the libraries for host buffers have as one function; the engine has all.
@@ -230,10 +229,9 @@ cdef class Placement(Endpoint):
     def _connect(self, device):
         """Set the vendor's library up for this device. Collective."""
         index = whole(device, "device")
-        name = self.members[self.rank].vendor
-        if name not in KINDS:
-            raise ValueError(f"device: {index} was given, but rank {self.rank} has no GPU")
-        self.connect(KINDS[name], index, CONNECT)
+        # A rank that shows no GPU hears from the loader what is missing, and so do the others.
+        kind = HETCCL_MEM_HIP if self.members[self.rank].vendor == "amd" else HETCCL_MEM_CUDA
+        self.connect(kind, index, CONNECT)
 
     def _use_host_library(self):
         """Set oneCCL up for host buffers, if the user wants it. Collective."""
