@@ -1,5 +1,5 @@
-"""Every function of the runtimes' table on real GPUs (the checks of tests/unit/runtime_checks.py), and what only real ones
-can show. Skipped, with the reason, where there is no GPU."""
+"""Every function of the runtimes' table on real GPUs (the checks of tests/unit/runtime_checks.py), and what only real
+ones can show. Skipped, with the reason, where there is no GPU."""
 
 import ctypes
 import os
@@ -60,6 +60,28 @@ def test_launch(table, stream):
     if table.runtime.name != "cuda":
         pytest.skip("the image is PTX")
     runtime_checks.launches(table, stream, PTX)
+
+
+def test_values_wrap_around(table, stream):
+    if table.runtime.name != "cuda":
+        pytest.skip("HIP compares plain numbers")
+    runtime_checks.values_wrap_around(table, stream)
+
+
+def test_capture(table, stream):
+    """The table sees that a stream is captured into a graph."""
+    if table.runtime.name != "cuda":
+        pytest.skip("the capture is begun with CUDA's function")
+    library, capturing, graph = ctypes.CDLL(table.runtime.library.path), ctypes.c_int(), ctypes.c_void_p()
+    relaxed = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+    assert library.cuStreamBeginCapture_v2(ctypes.c_void_p(stream), relaxed) == 0
+    table("stream_capturing", stream, ctypes.byref(capturing))
+    refused = table.code("stream_synchronize", stream)
+    library.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph))
+    assert capturing.value == 1
+    assert refused == 900
+    table("stream_capturing", stream, ctypes.byref(capturing))
+    assert capturing.value == 0
 
 
 def test_nothing_is_missing(table):

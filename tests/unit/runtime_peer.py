@@ -3,9 +3,6 @@
 import ctypes
 import importlib
 import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
 
 from runtime_table import Table
 

@@ -1,11 +1,8 @@
-"""Runtimes: the whole table on the fake CUDA driver and on the host, and what a faulty or incomplete library leads to."""
+"""Runtimes: the whole table on the fakes of CUDA and HIP and on the host, and what a library's errors become."""
 
 import ctypes
 import os
 import re
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,39 +11,45 @@ from fakes.build import build, compiler
 from runtime_table import HEADER, MISSING, PROTOTYPES, Table
 
 from hetccl import _cuda, _hip, _host
-from hetccl.errors import GpuError, LibraryNotFound, SymbolNotFound
+from hetccl.errors import GpuError, SymbolNotFound
 
 ROOT = Path(__file__).resolve().parents[2]
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler to make the fake driver")
 
 
-def fake_cuda(monkeypatch):
-    """The fake driver as a runtime of this process. One that is there already is the same library."""
-    for name in [name for name in os.environ if name.startswith("FAKE_CUDA_")]:
-        monkeypatch.delenv(name)
-    runtime = _cuda.open(build("fakecuda"))
-    if "fakecuda" not in runtime.library.path:
-        pytest.skip(f"this process has a real driver, {runtime.library.path}")
+def fake(name, monkeypatch):
+    """A fake library as a runtime of this process. One that is there already is the same library."""
+    if compiler() is None:
+        pytest.skip("no C compiler to make the fake libraries")
+    for variable in [variable for variable in os.environ if variable.startswith("FAKE_")]:
+        monkeypatch.delenv(variable)
+    runtime = {"cuda": _cuda, "hip": _hip}[name].open(build(f"fake{name}"))
+    if f"fake{name}" not in runtime.library.path:
+        pytest.skip(f"this process has a real library, {runtime.library.path}")
     return runtime
 
 
-@pytest.fixture(params=["cuda", "host"])
+@pytest.fixture(params=["cuda", "hip", "host"])
 def table(request, monkeypatch):
-    if request.param == "host":
-        runtime = _host.open()
-    elif compiler() is None:
-        pytest.skip("no C compiler to make the fake driver")
-    else:
-        runtime = fake_cuda(monkeypatch)
+    runtime = _host.open() if request.param == "host" else fake(request.param, monkeypatch)
     with Table(runtime) as table:
         yield table
 
 
 @pytest.fixture
 def cuda(monkeypatch):
-    if compiler() is None:
-        pytest.skip("no C compiler to make the fake driver")
-    with Table(fake_cuda(monkeypatch)) as table:
+    with Table(fake("cuda", monkeypatch)) as table:
+        yield table
+
+
+@pytest.fixture
+def hip(monkeypatch):
+    with Table(fake("hip", monkeypatch)) as table:
+        yield table
+
+
+@pytest.fixture(params=["cuda", "hip"])
+def gpu(request, monkeypatch):
+    with Table(fake(request.param, monkeypatch)) as table:
         yield table
 
 
@@ -61,13 +64,17 @@ def test_table(table, check):
     table("stream_destroy", stream)
 
 
-def test_launch(cuda):
+def test_launch(gpu):
     image = b"fake-module:" + build("fakekernels").encode()
-    runtime_checks.launches(cuda, cuda.made("stream_create"), image)
+    runtime_checks.launches(gpu, gpu.made("stream_create"), image)
 
 
-def test_dmabuf_is_the_memory(cuda):
-    runtime_checks.dmabuf_is_the_memory(cuda, cuda.made("stream_create"))
+def test_dmabuf_is_the_memory(gpu):
+    runtime_checks.dmabuf_is_the_memory(gpu, gpu.made("stream_create"))
+
+
+def test_values_wrap_around(cuda):
+    runtime_checks.values_wrap_around(cuda, cuda.made("stream_create"))
 
 
 def test_every_function_is_listed():
@@ -161,32 +168,30 @@ def test_error_of_a_method(cuda, monkeypatch):
     assert caught.value.code == 999
 
 
-def test_not_ready(cuda, monkeypatch):
-    monkeypatch.setenv("FAKE_CUDA_LAZY", "1")
-    stream, event, device = cuda.made("stream_create"), cuda.made("event_create"), cuda.made("alloc", 64)
-    cuda("fill_async", device, 1, 1, 64, stream)
-    cuda("event_record", event, stream)
-    assert [cuda.code("stream_query", stream) for _ in range(3)] == [600, 0, 0]
-    assert [cuda.code("event_query", event) for _ in range(3)] == [600, 0, 0]
-    cuda("fill_async", device, 1, 1, 64, stream)
-    cuda("event_record", event, stream)
-    cuda("event_synchronize", event)
-    cuda("stream_synchronize", stream)
-    assert cuda.code("event_query", event) == cuda.code("stream_query", stream) == 0
+def test_not_ready(gpu, monkeypatch):
+    monkeypatch.setenv(f"FAKE_{gpu.runtime.name.upper()}_LAZY", "1")
+    stream, event, device = gpu.made("stream_create"), gpu.made("event_create"), gpu.made("alloc", 64)
+    gpu("fill_async", device, 1, 1, 64, stream)
+    gpu("event_record", event, stream)
+    assert [gpu.code("stream_query", stream) for _ in range(3)] == [600, 0, 0]
+    assert [gpu.code("event_query", event) for _ in range(3)] == [600, 0, 0]
+    gpu("fill_async", device, 1, 1, 64, stream)
+    gpu("event_record", event, stream)
+    gpu("event_synchronize", event)
+    gpu("stream_synchronize", stream)
+    assert gpu.code("event_query", event) == gpu.code("stream_query", stream) == 0
 
 
 @pytest.mark.parametrize("kind", ["stream", "event"])
-def test_use_after_destroy(cuda, kind):
-    handle = cuda.made(f"{kind}_create")
-    cuda(f"{kind}_destroy", handle)
-    assert cuda.code(f"{kind}_query", handle) == 400
-    assert cuda.code(f"{kind}_destroy", handle) == 400
+def test_use_after_destroy(gpu, kind):
+    handle = gpu.made(f"{kind}_create")
+    gpu(f"{kind}_destroy", handle)
+    assert gpu.code(f"{kind}_query", handle) == 400
+    assert gpu.code(f"{kind}_destroy", handle) == 400
 
 
 def test_without_a_context(monkeypatch):
-    if compiler() is None:
-        pytest.skip("no C compiler to make the fake driver")
-    table = Table(fake_cuda(monkeypatch))
+    table = Table(fake("cuda", monkeypatch))
     assert table.current() == -1
     assert table.code("alloc", ctypes.byref(ctypes.c_void_p()), 64) == 201
     with pytest.raises(GpuError, match="no current device"):
@@ -206,12 +211,13 @@ def test_a_wait_ends(cuda, monkeypatch):
     assert cuda.code("stream_wait32", None, address, 1) == 702
 
 
-def test_managed(cuda):
-    library = ctypes.CDLL(cuda.runtime.library.path)
+def test_managed(gpu):
+    library = ctypes.CDLL(gpu.runtime.library.path)
+    allocate = library.cuMemAllocManaged if gpu.runtime.name == "cuda" else library.hipMallocManaged
     address = ctypes.c_uint64()
-    assert library.cuMemAllocManaged(ctypes.byref(address), ctypes.c_size_t(64), 1) == 0
-    about = cuda.runtime.pointer(address.value)
-    assert (about["kind"], about["managed"], about["registered"]) == ("cuda", True, False)
+    assert allocate(ctypes.byref(address), ctypes.c_size_t(64), 1) == 0
+    about = gpu.runtime.pointer(address.value)
+    assert (about["kind"], about["managed"], about["registered"]) == (gpu.runtime.name, True, False)
     assert about["nbytes"] == 64
 
 
@@ -225,208 +231,36 @@ def test_captured_stream(cuda):
     assert cuda.code("stream_synchronize", stream) == 900
 
 
-# Other libraries: each in a process of its own, since a process has one driver
+# HIP's own ways
 
 
-def run(program, **variables):
-    """Run a program; `cuda(...)` in it is _cuda.open or _cuda.load of a fake driver."""
-    head = """
-        import ctypes, os, sys
-        from fakes.build import build
-        from runtime_table import Table, MISSING, PROTOTYPES
-        from hetccl import _cuda
-        from hetccl.errors import GpuError, LibraryNotFound, SymbolNotFound
-    """
-    text = textwrap.dedent(head) + textwrap.dedent(program)
-    paths = [ROOT, ROOT / "tests", ROOT / "tests" / "unit"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FAKE_", "HETCCL_", "CUDA_"))}
-    environment.update(variables, PYTHONPATH=os.pathsep.join(map(str, paths)))
-    done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def test_hip_names(hip):
+    runtime = hip.runtime
+    assert (runtime.name, runtime.kind, runtime.version) == ("hip", 2, "7.1.25424")
+    assert runtime.missing() == ()
+    assert runtime.device_arch(0) == "gfx942"
+    assert runtime.device_pci(1) == "0000:c2:00.0"
 
 
-def test_wrong_override_lists_paths():
-    out = run("""
-        try:
-            _cuda.open("/nowhere/libcuda.so", ["/some/folder"])
-        except LibraryNotFound as error:
-            print(error)
-    """)
-    assert "/nowhere/libcuda.so (override)" in out
-    assert "libcuda.so.1 (process)" in out
-    assert "/some/folder" not in out
+def test_hip_answers_are_no_errors(hip, monkeypatch):
+    """Programs ask for the thread's last error after their own kernels."""
+    monkeypatch.setenv("FAKE_HIP_LAZY", "1")
+    library = ctypes.CDLL(hip.runtime.library.path)
+    stream, event, device = hip.made("stream_create"), hip.made("event_create"), hip.made("alloc", 64)
+    library.hipGetLastError()
+    hip("fill_async", device, 1, 1, 64, stream)
+    hip("event_record", event, stream)
+    assert hip.code("event_query", event) == hip.code("stream_query", stream) == 600
+    assert hip.about(id(hip)).kind == 0
+    assert library.hipPeekAtLastError() == 0
+    assert library.hipSetDevice(99) == 101
+    hip.about(id(hip))
+    assert library.hipGetLastError() == 101  # an error that is not ours stays
 
 
-def test_folders_are_searched():
-    out = run("""
-        try:
-            _cuda.open(folders=["/some/folder"])
-        except LibraryNotFound as error:
-            print(error)
-        except GpuError as error:  # this machine has a driver
-            print("/some/folder/libcuda.so.1", error)
-    """)
-    assert "/some/folder/libcuda.so.1" in out
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    "variables, code, hint",
-    [
-        ({"FAKE_CUDA_DEVICES": "0"}, 100, "CUDA_VISIBLE_DEVICES"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, 100, "CUDA_VISIBLE_DEVICES"),
-        ({"FAKE_CUDA_FAIL": "cuInit=803"}, 803, "restart"),
-        ({"FAKE_CUDA_FAIL": "cuInit=34"}, 34, "stub"),
-        ({"FAKE_CUDA_FAIL": "cuDriverGetVersion=999"}, 999, "cuDriverGetVersion"),
-    ],
-    ids=["no-device", "none-visible", "mismatch", "stub", "no-version"],
-)
-def test_driver_that_does_not_work(variables, code, hint):
-    out = run(
-        """
-        for attempt in 1, 2:
-            try:
-                _cuda.open(build("fakecuda"))
-            except GpuError as error:
-                print(error.code, error.call, error)
-        """,
-        **variables,
-    )
-    assert len(out.splitlines()) == 2
-    assert out.startswith(f"{code} ")
-    assert hint in out
-
-
-@needs_compiler
-def test_visible_devices():
-    out = run(
-        """
-        runtime = _cuda.open(build("fakecuda"))
-        print(*[runtime.device_pci(d) for d in range(runtime.device_count())])
-        """,
-        CUDA_VISIBLE_DEVICES="2,0",
-    )
-    assert out.split() == ["0000:3d:00.0", "0000:3b:00.0"]
-
-
-@needs_compiler
-def test_one_symbol_missing():
-    out = run("""
-        runtime = _cuda.open(build("fakecuda", without=["cuMemGetHandleForAddressRange"]))
-        assert runtime.missing() == ("dmabuf_export",)
-        assert not runtime.supports("dmabuf_export") and runtime.supports("ipc_export")
-        with Table(runtime) as table:
-            fd, offset = ctypes.c_int(), ctypes.c_uint64()
-            code = table.code("dmabuf_export", table.made("alloc", 64), 64, ctypes.byref(fd), ctypes.byref(offset))
-        assert code == MISSING
-        try:
-            runtime.check_code(code, "dmabuf_export")
-        except SymbolNotFound as error:
-            print(error, error.call, runtime.library.path)
-    """)
-    for word in ("cuMemGetHandleForAddressRange", "dmabuf_export", "CUDA 11.7", "13.0"):
-        assert word in out
-    assert out.count(out.split()[-1]) == 2
-
-
-OPENING = ["cuInit", "cuDriverGetVersion"]
-
-
-@needs_compiler
-def test_all_symbols_missing():
-    """Whatever a library lacks, no function of the table answers success, and each names the symbol."""
-    symbols = sorted({symbol for _, symbol, _ in _cuda_symbols()} - set(OPENING))
-    assert len(symbols) > 40
-    out = run(f"""
-        runtime = _cuda.open(build("fakecuda", without={symbols!r}))
-        table = Table(runtime)
-        scratch = (ctypes.c_char * 256)()
-        texts = ("error_text",)
-        for name, (result, types) in PROTOTYPES.items():
-            if name in texts:
-                continue
-            arguments = [ctypes.byref(scratch) if t is ctypes.c_void_p else 1 for t in types]
-            assert table.code(name, *arguments) == MISSING, name
-            try:
-                runtime.check_code(MISSING, name)
-            except SymbolNotFound as error:
-                assert "has no cu" in str(error), (name, error)
-            print(name)
-        print(*texts)
-        assert set(runtime.missing()) == set(PROTOTYPES), set(PROTOTYPES) - set(runtime.missing())
-        print(table.code("error_text", 2).decode())
-    """)
-    assert set(PROTOTYPES) < set(out.split())
-
-
-def _cuda_symbols():
-    listed = run("""
-        for row in _cuda.load(build("fakecuda")).symbols():
-            print(*row[:2])
-    """)
-    return [(*line.split(), "") for line in listed.splitlines()]
-
-
-@needs_compiler
-@pytest.mark.parametrize("symbol", OPENING)
-def test_not_a_driver(symbol):
-    out = run(f"""
-        try:
-            _cuda.open(build("fakecuda", without=[{symbol!r}]))
-        except SymbolNotFound as error:
-            print(error)
-    """)
-    assert symbol in out
-
-
-@needs_compiler
-def test_names_of_older_drivers():
-    older = ["cuStreamWriteValue32", "cuStreamWaitValue32", "cuMemHostRegister", "cuIpcOpenMemHandle"]
-    out = run(f"""
-        import runtime_checks
-        runtime = _cuda.open(build("fakecuda", *[f"-D{{name}}_v2={{name}}" for name in {older!r}]))
-        assert runtime.missing() == ()
-        found = [name for _, _, name in runtime.symbols()]
-        assert set({older!r}) < set(found), found
-        with Table(runtime) as table:
-            stream = table.made("stream_create")
-            runtime_checks.written_values(table, stream)
-            runtime_checks.registered(table, stream)
-            runtime_checks.between_processes(table, stream)
-        print("done")
-    """)
-    assert out.split() == ["done"]
-
-
-@needs_compiler
-def test_child_of_a_fork():
-    out = run("""
-        runtime = _cuda.open(build("fakecuda"))
-        table = Table(runtime)
-        child = os.fork()
-        if not child:
-            os._exit(table.code("enter", 0, ctypes.byref(ctypes.c_void_p())))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    """)
-    assert out.split() == ["3"]
-
-
-@needs_compiler
-def test_signatures_are_nvidias(tmp_path):
-    """The fake driver compiles against the toolkit's cuda.h: a function that differs is an error."""
-    places = [os.environ.get("CUDA_HOME", ""), *map(str, sorted(Path("/usr/local").glob("cuda*")))]
-    found = [place for place in places if place and Path(place, "include", "cuda.h").exists()]
-    if not found:
-        pytest.skip("no CUDA toolkit to compare with: set CUDA_HOME")
-    assert build("fakecuda", "-DFAKE_CUDA_HEADER", f"-I{found[0]}/include")
-
-
-def test_hip_is_not_here():
-    try:
-        runtime = _hip.load("/nowhere/libamdhip64.so")
-    except LibraryNotFound as error:
-        assert "/nowhere/libamdhip64.so (override)" in str(error)
-        assert all(f"{name} (process)" in str(error) for name in _hip.SONAMES)
-    else:
-        assert runtime.library.origin == "process"
+def test_hsa_error(hip):
+    local = (ctypes.c_char * 64)()
+    fd, offset = ctypes.c_int(), ctypes.c_uint64()
+    code = hip.code("dmabuf_export", ctypes.byref(local), 64, ctypes.byref(fd), ctypes.byref(offset))
+    with pytest.raises(GpuError, match="hsa_amd_portable_export_dmabuf.*HSA status 0x1001"):
+        hip.runtime.check_code(code, "dmabuf_export")

@@ -1,5 +1,5 @@
-"""The CUDA functions that hetccl declares by hand, against the toolkit's cuda.h: a C++ compiler compares the size and kind
-of the result and of each argument. It needs a toolkit, no GPU."""
+"""The CUDA functions that hetccl declares by hand, against the toolkit's cuda.h: a C++ compiler compares the sizes of
+result and arguments. It needs a toolkit, no GPU."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = [Path(place) for place in [os.environ.get("CUDA_HOME", ""), *sorted(Path("/usr/local").glob("cuda*"))] if place]
+PLACES = [Path(os.environ.get("CUDA_HOME") or "/usr"), *sorted(Path("/usr/local").glob("cuda*"))]
 TOOLKIT = next((place for place in PLACES if (place / "include" / "cuda.h").exists()), None)
 COMPILER = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
 
@@ -20,7 +20,7 @@ HEAD = """
 #include <cstdint>
 #include <type_traits>
 struct hetccl_cuda_ipc_t { char bytes[64]; };
-// A number, a pointer (CUdeviceptr is a number that addresses), or a struct, and how many bytes.
+// Numbers and pointers by their bytes alone, since CUdeviceptr is a number; structs apart: they are passed otherwise.
 template <class T> constexpr unsigned long kind() {
     return sizeof(T) * 2 + (std::is_class<T>::value ? 1 : 0);
 }
@@ -45,8 +45,8 @@ ROWS = declared()
 def test_against_cuda_h(tmp_path, wrong):
     rows = [(symbol, parameters.replace("size_t", "unsigned")) for symbol, parameters in ROWS] if wrong else ROWS
     lines = [
-        f"static_assert(std::is_same<decltype(shape_of(&{symbol})), decltype(shape_of((int (*){parameters})0))>::value, "
-        f'"{symbol}");'
+        f"static_assert(std::is_same<decltype(shape_of(&{symbol})), "
+        f'decltype(shape_of((int (*){parameters})0))>::value, "{symbol}");'
         for symbol, parameters in rows
     ]
     source = tmp_path / "signatures.cpp"
