@@ -41,7 +41,7 @@ def _compile(name, command, without, folder, soname):
     folder.mkdir(parents=True, exist_ok=True)
     # Ranks of a job compile at the same time: each its own file, moved to its place when whole.
     partial = folder / f"{soname}.{os.getpid()}"
-    command = [*command, "-o", str(partial), str(HERE / f"{name}.c"), "-ldl"]
+    command = [*command, "-o", str(partial), str(HERE / f"{name}.c"), "-ldl", "-lm"]
     if without:
         script = folder / f"hidden.{os.getpid()}"
         script.write_text("{ local: " + " ".join(f"{symbol};" for symbol in without) + " };")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import runtime_checks
-from fakes.build import build, compiler
 from runtime_table import HEADER, MISSING, PROTOTYPES, Table
 
+from fakes.build import build, compiler
 from hetccl import _cuda, _hip, _host
 from hetccl.errors import GpuError, SymbolNotFound
 

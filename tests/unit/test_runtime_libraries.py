@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import runtime_checks
-from fakes.build import build, compiler
 from runtime_table import PROTOTYPES
+
+from fakes.build import build, compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler to make the fake libraries")
