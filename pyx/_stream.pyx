@@ -46,6 +46,7 @@ cdef class Producer:
     cdef current_t current              # NULL: the library has no current stream
     cdef cupy_stream_t cupy_stream      # of current_cupy_fast
     cdef hetccl_dlexchange_t* exchange  # of current_exchange
+    cdef object ask                     # the library's Python function, of current_cupy and current_torch
     cdef bint dlpack                    # the exporter itself orders a consumer's stream
 
 
@@ -91,15 +92,17 @@ cdef Producer producer_new(object cls):
     if is_of(cls, "cupy", "ndarray"):
         producer.cupy_stream = cupy_function()
         producer.current = current_cupy if producer.cupy_stream == NULL else current_cupy_fast
+        producer.ask = sys.modules["cupy"].cuda.get_current_stream
     elif producer.exchange != NULL and producer.exchange.current_stream != NULL:
         producer.current = current_exchange
     elif is_of(cls, "torch", "Tensor"):
         producer.current = current_torch
+        producer.ask = sys.modules["torch"].cuda.current_stream
     return producer
 
 
 cdef cupy_stream_t cupy_function() except? NULL:
-    """CuPy's own C function; NULL for a version that lacks it, which is asked by its Python function."""
+    """CuPy's own C function, since 14; NULL for a version that lacks it, which is asked by its Python function."""
     functions = getattr(sys.modules.get("cupy_backends.cuda.stream"), "__pyx_capi__", {})
     capsule = functions.get("get_stream_ptr")
     if capsule is None or not PyCapsule_IsValid(capsule, "intptr_t (int)"):
@@ -112,7 +115,7 @@ cdef void* current_cupy_fast(Producer producer, Runtime runtime, int device) exc
 
 
 cdef void* current_cupy(Producer producer, Runtime runtime, int device) except? NULL:
-    return canonical(sys.modules["cupy"].cuda.get_current_stream(device).ptr)
+    return canonical(producer.ask(device).ptr)
 
 
 cdef void* current_exchange(Producer producer, Runtime runtime, int device) except? NULL:
@@ -123,7 +126,7 @@ cdef void* current_exchange(Producer producer, Runtime runtime, int device) exce
 
 
 cdef void* current_torch(Producer producer, Runtime runtime, int device) except? NULL:
-    return canonical(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+    return canonical(producer.ask(device).cuda_stream)
 
 
 cdef void* canonical(intptr_t handle) noexcept nogil:
