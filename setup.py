@@ -9,6 +9,7 @@ from setuptools import Extension, setup
 # Layer order (docs/architecture.md): a module may cimport only from those before it.
 MODULES = [
     "_abi",
+    "_mutex",
     "_dl",
     "_runtime",
     "_cuda",
@@ -39,11 +40,13 @@ MODULES = [
     "_progress",
     "_engine",
     "_executor",
+    "_launch",
     "_lists",
     "_request",
     "_compose",
     "_arguments",
     "_endpoint",
+    "_placement",
     "_reductions",
     "_movements",
     "_messages",
