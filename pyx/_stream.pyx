@@ -65,13 +65,46 @@ cdef bint stream_is_current(void* stream, object obj, Runtime runtime, int devic
 
 cdef int stream_await(void* stream, object obj, Runtime runtime) except -1:
     cdef Producer producer = producer_of(type(obj))
-    if producer.current != NULL or runtime.kind == HETCCL_MEM_HOST:
-        return 0
-    if producer.dlpack:
-        await_dlpack(stream, obj, runtime)
-    elif hasattr(obj, "__cuda_array_interface__"):
-        await_cai(stream, obj, runtime)
+    cdef int device = 0
+    if producer.current == NULL:
+        runtime.check(runtime.table.device_current(&device), "device_current")
+        order(producer, obj, stream, False, runtime, device)
     return 0
+
+
+cdef void* stream_for(
+    object stream, object obj, object other, Runtime runtime, int device, bint* library_holds,
+) except? NULL:
+    cdef Producer producer = producer_of(type(obj)), second = producer
+    cdef bint asked = stream is None and producer.current != NULL
+    cdef void* handle = NULL
+    if stream is not None:
+        handle = stream_given(stream, device)
+    elif asked:
+        handle = producer.current(producer, runtime, device)
+    library_holds[0] = order(producer, obj, handle, asked, runtime, device)
+    if other is not None and other is not obj:
+        if type(other) is not type(obj):
+            second = producer_of(type(other))
+        if not order(second, other, handle, asked and second is producer, runtime, device):
+            library_holds[0] = False
+    return handle
+
+
+cdef bint order(Producer producer, object obj, void* stream, bint current, Runtime runtime, int device) except -1:
+    """Let stream wait for what produces obj; True if obj's library orders what is done with its memory behind stream.
+
+    current: stream is known to be the current one of obj's library, if it has any.
+    """
+    if producer.current != NULL:
+        return current or producer.current(producer, runtime, device) == stream
+    if runtime.kind == HETCCL_MEM_HOST:
+        return False
+    if producer.dlpack:
+        await_dlpack(stream, obj, runtime, device)
+    elif hasattr(obj, "__cuda_array_interface__"):
+        await_cai(stream, obj, runtime, device)
+    return False
 
 
 cdef Producer producer_of(object cls):
@@ -174,10 +207,10 @@ cdef int check_device(object stream, int device) except -1:
     return 0
 
 
-cdef int await_dlpack(void* stream, object obj, Runtime runtime) except -1:
+cdef int await_dlpack(void* stream, object obj, Runtime runtime, int device) except -1:
     dlpack_await(obj, dlpack_number(stream, runtime.kind))
     if runtime.kind == HETCCL_MEM_HIP and <intptr_t> stream == PER_THREAD:
-        stream_follow(stream, NULL, runtime)
+        stream_follow(stream, NULL, runtime, device)
     return 0
 
 
@@ -195,7 +228,7 @@ cdef object dlpack_number(void* stream, int kind):
     return number
 
 
-cdef int await_cai(void* stream, object obj, Runtime runtime) except -1:
+cdef int await_cai(void* stream, object obj, Runtime runtime, int device) except -1:
     theirs = obj.__cuda_array_interface__.get("stream")
     if theirs is None:
         return 0
@@ -205,18 +238,26 @@ cdef int await_cai(void* stream, object obj, Runtime runtime) except -1:
             "stream), 2 (the per-thread one) and handles are allowed"
         )
     cdef void* other = canonical(<intptr_t> <uintptr_t> theirs)
-    return 0 if other == stream else stream_follow(stream, other, runtime)
+    return 0 if other == stream else stream_follow(stream, other, runtime, device)
 
 
-cdef int stream_follow(void* stream, void* other, Runtime runtime) except -1:
-    """Let what is queued on stream from now on wait for what is on `other` by now.
+cdef int stream_follow(void* stream, void* other, Runtime runtime, int device) except -1:
+    """Let what is queued on stream from now on wait for what is on `other` by now."""
+    cdef void* before = NULL
+    runtime.check(runtime.table.enter(device, &before), "enter")
+    try:
+        follow_by_event(stream, other, runtime, device)
+    finally:
+        runtime.table.leave(before)
+    return 0
 
-    A wait refers to the event as it is when the wait is queued, so one event per device serves all calls: the GIL keeps
-    recording and waiting together.
+
+cdef int follow_by_event(void* stream, void* other, Runtime runtime, int device) except -1:
+    """A wait refers to the event as it is when the wait is queued, so one event per device serves all calls.
+
+    The GIL keeps recording and waiting together.
     """
-    cdef int device = 0
     cdef void* event = NULL
-    runtime.check(runtime.table.device_current(&device), "device_current")
     found = events.get((runtime.kind, device))
     if found is None:
         runtime.check(runtime.table.event_create(&event), "event_create")
@@ -234,11 +275,14 @@ def describe(stream, obj, Runtime runtime not None, int device):
     return {"handle": <uintptr_t> handle, "current": stream_is_current(handle, obj, runtime, device)}
 
 
-def follow(stream, obj, Runtime runtime not None, int device):
-    """Let the stream that a call on obj would be queued on wait for what produces obj; its handle."""
-    cdef void* handle = stream_of(stream, obj, runtime, device)
-    stream_await(handle, obj, runtime)
-    return <uintptr_t> handle
+def follow(stream, obj, Runtime runtime not None, int device, other=None):
+    """Let the stream that a call on obj and other is queued on wait for what produces them.
+
+    {"handle": int; "holds": bool, whether their libraries order what is done with their memory behind that stream}
+    """
+    cdef bint holds = False
+    cdef void* handle = stream_for(stream, obj, other, runtime, device, &holds)
+    return {"handle": <uintptr_t> handle, "holds": holds}
 
 
 def dlpack_argument(uintptr_t handle, int kind):

@@ -232,7 +232,7 @@ def test_an_exporters_refusal(runtime, error):
 
 def test_a_library_with_a_current_stream_is_not_waited_for(runtime, install):
     library = install(Cupy(c=True))
-    assert follow(88, library.ndarray(np.zeros(3)), runtime, 1) == 88
+    assert follow(88, library.ndarray(np.zeros(3)), runtime, 1) == {"handle": 88, "holds": False}
 
 
 def counts(driver):
@@ -244,7 +244,7 @@ def test_cai_streams_are_followed_by_one_event(runtime, driver):
     obj = fresh(Cai, stream=theirs)
     follow(ours, obj, runtime, 1)
     before = counts(driver)
-    assert follow(ours, obj, runtime, 1) == ours
+    assert follow(ours, obj, runtime, 1) == {"handle": ours, "holds": False}
     created, recorded, waited = counts(driver)
     assert (created, recorded, waited) == (before[0], before[1] + 1, before[2] + 1)
 
@@ -276,10 +276,65 @@ def test_events_are_recorded_on_theirs_and_awaited_on_ours(runtime, driver):
     assert raised.value.call == "stream_wait_event"
 
 
-def test_without_a_current_device_nothing_is_waited_for_in_silence(runtime, driver):
+def test_the_device_is_entered_and_left(runtime, driver):
+    driver.call("cuCtxSetCurrent", None)
+    before = counts(driver)
+    follow(driver.stream(1), fresh(Cai, stream=driver.stream(1)), runtime, 1)
+    assert counts(driver)[2] == before[2] + 1
+    assert runtime.device_current() == -1
+
+
+def test_the_device_is_left_after_an_error_too(runtime, driver):
     driver.call("cuCtxSetCurrent", None)
     with pytest.raises(GpuError):
-        follow(driver.stream(1), fresh(Cai, stream=driver.stream(1)), runtime, 1)
+        follow(8, fresh(Cai, stream=driver.stream(1)), runtime, 1)
+    assert runtime.device_current() == -1
+
+
+def test_two_buffers_of_one_library_are_asked_for_their_stream_once(runtime, install):
+    library = install(Cupy(c=True))
+    library.current[1] = 88
+    arrays = [library.ndarray(np.zeros(3)) for _ in range(2)]
+    assert follow(None, arrays[0], runtime, 1, arrays[1]) == {"handle": 88, "holds": True}
+    assert library.asked == [1]
+
+
+@pytest.mark.parametrize("stream, holds", [(88, True), (8, False)])
+def test_a_given_stream_is_compared_with_both_libraries(runtime, install, stream, holds):
+    library = install(Cupy(c=True))
+    library.current[1] = 88
+    arrays = [library.ndarray(np.zeros(3)) for _ in range(2)]
+    assert follow(stream, arrays[0], runtime, 1, arrays[1]) == {"handle": stream, "holds": holds}
+
+
+@pytest.mark.parametrize("theirs, holds", [(88, True), (0, False)])
+def test_two_libraries(runtime, install, theirs, holds):
+    cupy, torch_ = install(Cupy(c=True)), install(Torch(Dlpack1))
+    cupy.current[1], torch_.current[1] = 88, theirs
+    recv, send = cupy.ndarray(np.zeros(3)), torch_.Tensor(np.zeros(3), (2, 1))
+    assert follow(None, recv, runtime, 1, send) == {"handle": 88, "holds": holds}
+    assert follow(None, send, runtime, 1, recv) == {"handle": theirs, "holds": holds}
+
+
+def test_the_others_producer_is_waited_for_by_the_first_ones_stream(runtime, install):
+    library = install(Cupy(c=True))
+    library.current[1] = 88
+    other = fresh(Dlpack1, (2, 1))
+    assert follow(None, library.ndarray(np.zeros(3)), runtime, 1, other) == {"handle": 88, "holds": False}
+    assert [call["stream"] for call in other.calls] == [88]
+
+
+def test_both_producers_are_waited_for(runtime):
+    recv = fresh(Dlpack1, (2, 1))
+    send = type(recv)(np.zeros(3), (2, 1))
+    assert follow(None, recv, runtime, 1, send) == {"handle": 0, "holds": False}
+    assert [call["stream"] for call in recv.calls + send.calls] == [1, 1]
+
+
+def test_one_buffer_twice_is_waited_for_once(runtime):
+    obj = fresh(Dlpack1, (2, 1))
+    follow(2, obj, runtime, 1, obj)
+    assert [call["stream"] for call in obj.calls] == [2]
 
 
 @pytest.mark.parametrize("stream", [0, -1, "1", 1.5])
@@ -295,4 +350,4 @@ def test_the_real_torch_answers_by_its_table(runtime):
 
 @pytest.mark.skipif(jax is None, reason="jax is not installed")
 def test_the_real_jax_takes_our_call(runtime):
-    assert follow(None, jax.numpy.zeros(3), runtime, 0) == 0
+    assert follow(None, jax.numpy.zeros(3), runtime, 0) == {"handle": 0, "holds": False}
