@@ -19,8 +19,8 @@ cdef bint stream_is_current(void* stream, object obj, Runtime runtime, int devic
 cdef int stream_await(void* stream, object obj, Runtime runtime) except -1
 
 # All of that for the buffers of one call, at the least cost: the stream, after it was made to wait for what produces
-# both. obj: what receives, or the one buffer there is, whose library's current stream is taken; other: the other one, or
-# None. library_holds: stream_is_current of both. No device need be entered.
+# both. obj: what receives, or the one buffer there is, whose library's current stream is taken; other: the other one,
+# or None. library_holds: stream_is_current of both. No device need be entered.
 cdef void* stream_for(
     object stream, object obj, object other, Runtime runtime, int device, bint* library_holds,
 ) except? NULL
