@@ -10,7 +10,7 @@ from buffers import Cai, Dlpack0, Dlpack1, DlpackC, exchange_class, exchange_tab
 from fakes.arrays import Cuda
 from fakes.build import build, compiler
 from fakes.modules import Cupy, Stream, Torch
-from hetccl import _cuda
+from hetccl import _cuda, _hip
 from hetccl._stream import describe, dlpack_argument, follow
 from hetccl.errors import GpuError
 
@@ -22,6 +22,14 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler, which
 @pytest.fixture(scope="module")
 def runtime():
     return _cuda.open(build("fakecuda"))
+
+
+@pytest.fixture
+def hip():
+    runtime = _hip.open(build("fakehip"))
+    if "fakehip" not in runtime.library.path:
+        pytest.skip(f"this process has a real library, {runtime.library.path}")
+    return runtime
 
 
 @pytest.fixture
@@ -233,6 +241,34 @@ def test_an_exporters_refusal(runtime, error):
 def test_a_library_with_a_current_stream_is_not_waited_for(runtime, install):
     library = install(Cupy(c=True))
     assert follow(88, library.ndarray(np.zeros(3)), runtime, 1) == {"handle": 88, "holds": False}
+
+
+@pytest.mark.parametrize("stream, number", [(None, 0), (0, 0), (1, 0), (2, 0), (0x7F00, 0x7F00)])
+def test_exporters_order_the_calls_stream_on_rocm(hip, stream, number):
+    obj = fresh(Dlpack1, (10, 0))
+    follow(stream, obj, hip, 0)
+    assert [call["stream"] for call in obj.calls] == [number]
+
+
+def test_rocms_per_thread_stream_follows_the_default_one(hip, monkeypatch):
+    monkeypatch.setenv("FAKE_HIP_FAIL", "hipStreamWaitEvent=700")
+    with pytest.raises(GpuError) as raised:
+        follow(2, fresh(Dlpack1, (10, 0)), hip, 0)
+    assert (raised.value.call, raised.value.code) == ("stream_wait_event", 700)
+    follow(0, fresh(Dlpack1, (10, 0)), hip, 0)  # nothing to wait for
+
+
+def test_the_exchange_table_is_asked_for_rocms_stream(hip):
+    asked = []
+
+    @CURRENT
+    def current(kind, device, out):
+        asked.append((kind, device))
+        out[0] = 96
+        return 0
+
+    assert describe(None, exchange_with_stream(current), hip, 0)["handle"] == 96
+    assert set(asked) == {(10, 0)}
 
 
 def counts(driver):
