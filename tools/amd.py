@@ -28,7 +28,7 @@ TRITON_HEADERS = "triton/backends/amd/include"
 
 def bindings():
     """The folder to put on PYTHONPATH for `rocm.bindings`, for the Python that runs. Raises FetchError."""
-    return _kept(f"bindings-{sys.implementation.cache_tag}", lambda folder: _unpack_wheels(BINDINGS, folder, ""))
+    return wheels(f"bindings-{sys.implementation.cache_tag}", BINDINGS)
 
 
 def headers(major):
@@ -43,6 +43,11 @@ def headers(major):
     if folder and folder.is_dir():
         return folder
     return _kept("triton", lambda folder: _unpack_wheels([TRITON], folder, TRITON_HEADERS)) / TRITON_HEADERS
+
+
+def wheels(name, requirements):
+    """The folder CACHE/name with all files of some wheels. Raises FetchError."""
+    return _kept(name, lambda folder: _unpack_wheels(requirements, folder, ""))
 
 
 def debian_root():
