@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-import amd  # noqa: E402  (tools/ is no package)
+import amd_files  # noqa: E402  (tools/ is no package)
 
 OUT = ROOT / "build" / "emulation"
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
@@ -41,8 +41,8 @@ def hip(major):
     Raises: Unavailable, BuildError
     """
     try:
-        amd_include, cuda_include = amd.headers(major), cuda_headers()
-    except amd.FetchError as error:
+        amd_include, cuda_include = amd_files.headers(major), cuda_headers()
+    except amd_files.FetchError as error:
         raise Unavailable(f"no headers of HIP {major} or of CUDA: {error}") from None
     soname = f"libamdhip64.so.{major}"
     sources = [HERE / name for name in ("hip.cpp", "nvidia.cpp", "nvidia.h")]
@@ -70,16 +70,16 @@ def rccl():
 
 
 def cuda_headers():
-    """The include folders of CUDA: of an installed toolkit, else of wheels. Raises amd.FetchError."""
+    """The include folders of CUDA: of an installed toolkit, else of wheels. Raises amd_files.FetchError."""
     nvcc = shutil.which("nvcc")
     homes = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parent.parent, "/usr/local/cuda"]
     for home in [*filter(None, homes), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]:
         if Path(home, "include", "cuda_runtime_api.h").exists():
             return [Path(home, "include")]
-    root = amd.wheels("cuda", CUDA_WHEELS)
+    root = amd_files.wheels("cuda", CUDA_WHEELS)
     found = {path.parent for path in root.rglob("cuda_runtime_api.h")} | {p.parent.parent for p in root.rglob("crt/*.h")}
     if not found:
-        raise amd.FetchError(f"{' '.join(CUDA_WHEELS)} hold no cuda_runtime_api.h")
+        raise amd_files.FetchError(f"{' '.join(CUDA_WHEELS)} hold no cuda_runtime_api.h")
     return sorted(found)
 
 

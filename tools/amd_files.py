@@ -3,7 +3,7 @@
 Each is fetched at most once and unpacked in build/amd, which is no part of the repository nor of the package. The tests
 of hetccl's HIP and RCCL tables read them.
 
-usage: python tools/amd.py     fetches all, and says where each lies
+usage: python tools/amd_files.py     fetches all, and says where each lies
 """
 
 import importlib.util

@@ -1,0 +1,144 @@
+"""What hetccl's HIP and RCCL code takes for granted, read from its sources, and a C++ compiler's opinion of it.
+
+The functions: symbol and C signature, from the lists of include/hetccl/runtime_hip.h and from pyx/_nccl.pyx with
+include/hetccl/ccl.h and nccl.h. `mismatches` compares them with declarations of AMD's.
+"""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import launch
+
+HERE = Path(__file__).resolve().parent
+INCLUDE = launch.ROOT / "include"
+COMPILE_S = 120
+FAILED = re.compile(r"static assertion failed: \{([^}]*)\}")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of a vendor's library as hetccl calls it.
+
+    names      : what the library may call it, best first
+    parameters : C text
+    result     : C text
+    """
+
+    names: tuple
+    parameters: str
+    result: str = "int"
+
+
+class CompilerError(Exception):
+    """The compiler refuses more than the contract; the message is what it said."""
+
+
+def compiler():
+    """A C++ compiler's path, or None."""
+    return shutil.which("g++") or shutil.which("c++")
+
+
+def own(header):
+    """C text of the enums and structs that a header of hetccl's defines at its top level, for C and for C++."""
+    text = (INCLUDE / "hetccl" / header).read_text()
+    found = re.findall(r"^enum \{[^{}]*\};|^typedef struct[^{};]*\{[^{}]*\}\s*\w+;", text, re.MULTILINE)
+    return "\n".join(["#include <limits.h>", "#include <stddef.h>", "#include <stdint.h>", *found])
+
+
+def hip_functions():
+    """The functions of runtime_hip.h's lists, `X(slot, symbol, older, release, parameters)`."""
+    text = (INCLUDE / "hetccl" / "runtime_hip.h").read_text()
+    lists = re.findall(r"#define (HETCCL_HIP_\w+)\(X\)", text)
+    dump = "#define DUMP(slot, symbol, older, release, parameters) @@ symbol @ older @ parameters @@\n"
+    source = '#include "hetccl/runtime_hip.h"\n' + dump + "\n".join(f"{name}(DUMP)" for name in lists)
+    printed = _run(["-x", "c", "-E", "-P"], source)
+    functions = []
+    for symbol, older, parameters in re.findall(r"@@\s*(\w+)\s*@\s*(.*?)\s*@\s*(.*?)\s*@@", printed, re.DOTALL):
+        names = (symbol, older.strip('"')) if older.startswith('"') else (symbol,)
+        functions.append(Function(names, parameters.strip()[1:-1]))
+    return functions
+
+
+def rccl_functions():
+    """The functions that _nccl looks up, with the signatures of the slots that they go into."""
+    text = (launch.ROOT / "pyx" / "_nccl.pyx").read_text()
+    rows = ast.literal_eval(re.search(r"^ROWS = (\(.*?^\))", text, re.MULTILINE | re.DOTALL)[1])
+    slots = _slots("ccl.h") | _adapted()
+    direct = [Function(names, slots[slot][1], slots[slot][0]) for slot, names, _ in rows]
+    casts = re.findall(r'<(\w+) \(\*\)\(([^)]*)\)[^>]*>library\.symbol\(b"(\w+)"\)', text)
+    return direct + [Function((name,), parameters, result) for result, parameters, name in casts]
+
+
+def _slots(header):
+    text = (INCLUDE / "hetccl" / header).read_text()
+    found = re.findall(r"^ {4}(int|const char \*)\s*\(\*(\w+)\)\((.*?)\);", text, re.MULTILINE | re.DOTALL)
+    return {name: (result, parameters) for result, name, parameters in found}
+
+
+def _adapted():
+    """The functions behind nccl.h's adapters: their type stands where `raw` is cast."""
+    text = (INCLUDE / "hetccl" / "nccl.h").read_text()
+    types = dict(re.findall(r"typedef int (\w+)\((.*?)\);", text))
+    slots = {}
+    for cast, name in re.findall(r"\(\((.*?)\)\s*ccl->raw\[HETCCL_NCCL_(\w+)\]\)", text):
+        parameters = types.get(cast.removesuffix(" *")) or re.fullmatch(r"int \(\*\)\((.*)\)", cast)[1]
+        slots[name.lower()] = ("int", parameters)
+    return slots
+
+
+def mismatches(functions, declarations, own="", flags=()):
+    """Names of the functions whose declaration at AMD takes or gives something else than hetccl hands over.
+
+    functions    : list of Function; each name of each must be declared
+    declarations : C++ text that declares them
+    own          : C text of the structs that hetccl's signatures use
+    Raises       : CompilerError, if a name is not declared at all
+    """
+    lines = [declarations, '#include "abi_equal.h"', own]
+    for function in functions:
+        pointer = f"{function.result} (*)({function.parameters})"
+        lines += [
+            f'static_assert(Alike<decltype(&::{name}), {pointer}>::value, "{{{name}}}");' for name in function.names
+        ]
+    text = _run(["-x", "c++", "-std=c++17", "-fsyntax-only", f"-I{HERE}", *flags], "\n".join(lines), check=False)
+    failed = FAILED.findall(text)
+    others = [line for line in text.splitlines() if " error: " in line and "static assertion failed: {" not in line]
+    if others:
+        raise CompilerError("\n".join(others))
+    return failed
+
+
+def untrue(claims, prelude, flags=()):
+    """Those of the claims that do not hold. claims: constant C expressions; prelude: C text with what they need."""
+    source = prelude + "".join(f'\n_Static_assert({claim}, "{{{claim}}}");' for claim in claims) + "\n"
+    text = _run(["-x", "c", "-std=gnu11", "-fsyntax-only", *flags], source, check=False)
+    others = [line for line in text.splitlines() if " error: " in line and "static assertion failed: " not in line]
+    if others:
+        raise CompilerError("\n".join(others))
+    return FAILED.findall(text)
+
+
+def declared(include, header, flags=()):
+    """The names of all functions that a header declares, after its own macros."""
+    text = _run(["-x", "c", "-E", "-P", *flags, "-isystem", str(include)], f"#include <{header}>\n")
+    return set(re.findall(r"\b(\w+)\s*\(", text))
+
+
+def _run(arguments, source, check=True):
+    """What the compiler prints: stdout if all must be well, else its complaints."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(source)
+        file.flush()
+        command = [compiler(), f"-I{INCLUDE}", *map(str, arguments), file.name]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILE_S, env={**os.environ, "LC_ALL": "C"}
+        )
+    if check and done.returncode != 0:
+        raise CompilerError(done.stderr)
+    return done.stdout if check else done.stderr
