@@ -18,7 +18,8 @@ import launch
 HERE = Path(__file__).resolve().parent
 INCLUDE = launch.ROOT / "include"
 COMPILE_S = 120
-FAILED = re.compile(r"static assertion failed: \{([^}]*)\}")
+# A failed assertion's text is in braces, so that it is found in any compiler's words; other errors have none.
+FAILED = re.compile(r" error: .*\{([^{}]*)\}")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def hip_functions():
     lists = re.findall(r"#define (HETCCL_HIP_\w+)\(X\)", text)
     dump = "#define DUMP(slot, symbol, older, release, parameters) @@ symbol @ older @ parameters @@\n"
     source = '#include "hetccl/runtime_hip.h"\n' + dump + "\n".join(f"{name}(DUMP)" for name in lists)
-    printed = _run(["-x", "c", "-E", "-P"], source)
+    printed = _preprocessed(["-x", "c"], source)
     functions = []
     for symbol, older, parameters in re.findall(r"@@\s*(\w+)\s*@\s*(.*?)\s*@\s*(.*?)\s*@@", printed, re.DOTALL):
         names = (symbol, older.strip('"')) if older.startswith('"') else (symbol,)
@@ -106,39 +107,47 @@ def mismatches(functions, declarations, own="", flags=()):
         lines += [
             f'static_assert(Alike<decltype(&::{name}), {pointer}>::value, "{{{name}}}");' for name in function.names
         ]
-    text = _run(["-x", "c++", "-std=c++17", "-fsyntax-only", f"-I{HERE}", *flags], "\n".join(lines), check=False)
-    failed = FAILED.findall(text)
-    others = [line for line in text.splitlines() if " error: " in line and "static assertion failed: {" not in line]
-    if others:
-        raise CompilerError("\n".join(others))
-    return failed
+    return _failed(["-x", "c++", "-std=c++17", f"-I{HERE}", *flags], "\n".join(lines))
 
 
 def untrue(claims, prelude, flags=()):
     """Those of the claims that do not hold. claims: constant C expressions; prelude: C text with what they need."""
     source = prelude + "".join(f'\n_Static_assert({claim}, "{{{claim}}}");' for claim in claims) + "\n"
-    text = _run(["-x", "c", "-std=gnu11", "-fsyntax-only", *flags], source, check=False)
-    others = [line for line in text.splitlines() if " error: " in line and "static assertion failed: " not in line]
-    if others:
-        raise CompilerError("\n".join(others))
-    return FAILED.findall(text)
+    return _failed(["-x", "c", "-std=gnu11", *flags], source)
 
 
 def declared(include, header, flags=()):
     """The names of all functions that a header declares, after its own macros."""
-    text = _run(["-x", "c", "-E", "-P", *flags, "-isystem", str(include)], f"#include <{header}>\n")
+    text = _preprocessed(["-x", "c", *flags, "-isystem", include], f"#include <{header}>\n")
     return set(re.findall(r"\b(\w+)\s*\(", text))
 
 
-def _run(arguments, source, check=True):
-    """What the compiler prints: stdout if all must be well, else its complaints."""
+def _failed(arguments, source):
+    """The texts of the assertions that fail. Raises CompilerError for any other error."""
+    done = _compile(["-fsyntax-only", *arguments], source)
+    errors = [line for line in done.stderr.splitlines() if " error: " in line]
+    others = [line for line in errors if not FAILED.search(line)]
+    if others or (done.returncode != 0 and not errors):
+        raise CompilerError(done.stderr)
+    return FAILED.findall("\n".join(errors))
+
+
+def _preprocessed(arguments, source):
+    done = _compile(["-E", "-P", *arguments], source)
+    if done.returncode != 0:
+        raise CompilerError(done.stderr)
+    return done.stdout
+
+
+def _compile(arguments, source):
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(source)
         file.flush()
-        command = [compiler(), f"-I{INCLUDE}", *map(str, arguments), file.name]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILE_S, env={**os.environ, "LC_ALL": "C"}
+        return subprocess.run(
+            [compiler(), f"-I{INCLUDE}", *map(str, arguments), file.name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_S,
+            env={**os.environ, "LC_ALL": "C"},
         )
-    if check and done.returncode != 0:
-        raise CompilerError(done.stderr)
-    return done.stdout if check else done.stderr
