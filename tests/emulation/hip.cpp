@@ -62,11 +62,11 @@ const char *name_of(int code)
     }
 }
 
-/* CUDA's code as HIP's; a machine without a driver has no device. */
+/* CUDA's code as HIP's. Without a device HIP's functions answer as Debian's build of it does. */
 hipError_t answer(int code)
 {
-    if (code == hipErrorInsufficientDriver)
-        return hipErrorNoDevice;
+    if (code == hipErrorInsufficientDriver || code == hipErrorNoDevice)
+        return hipErrorInvalidDevice;
     return name_of(code) ? hipError_t(code) : hipErrorUnknown;
 }
 
@@ -95,7 +95,7 @@ extern "C" {
 hipError_t hipInit(unsigned int flags)
 {
     int count = 0;
-    return flags ? hipErrorInvalidValue : hipGetDeviceCount(&count);
+    return flags ? hipErrorInvalidValue : answer(hipGetDeviceCount(&count));
 }
 hipError_t hipDriverGetVersion(int *version) { return hipRuntimeGetVersion(version); }
 hipError_t hipRuntimeGetVersion(int *version)
@@ -110,7 +110,8 @@ hipError_t hipGetDeviceCount(int *count)
     if (!count)
         return hipErrorInvalidValue;
     *count = 0;
-    return answer(nvidia::device_count(count));
+    hipError_t code = answer(nvidia::device_count(count));
+    return code == hipErrorInvalidDevice ? hipErrorNoDevice : code;
 }
 hipError_t hipGetDevice(int *device) { return answer(nvidia::device_get(device)); }
 hipError_t hipSetDevice(int device) { return answer(nvidia::device_set(device)); }
