@@ -63,19 +63,41 @@ cdef extern from "hetccl/runtime.h" nogil:
         int (*ipc_export)(void* ptr, void* handle)
         int (*ipc_open)(const void* handle, void** ptr)
         int (*ipc_close)(void* ptr)
-        int (*dmabuf_export)(void* ptr, size_t nbytes, int* fd)
+        int (*dmabuf_export)(void* ptr, size_t nbytes, int* fd, uint64_t* offset)
         int (*module_load)(void** module, const void* image)
         int (*module_unload)(void* module)
         int (*module_function)(void** function, void* module, const char* name)
         int (*launch)(void* function, const unsigned* grid, const unsigned* block, unsigned shared_nbytes, void* stream,
                       void** arguments)
 
+cdef extern from "hetccl/symbol.h" nogil:
+    ctypedef struct hetccl_symbol_t:
+        const char* slot
+        const char* name
+        const char* older
+        const char* release
+        void* target
+        void* absent
+        int optional
+        const char* found
 
 cdef class Runtime:                      # one per vendor and process; its table lives as long as the process
     cdef const hetccl_runtime_t* table
     cdef readonly Library library        # None: the host's
     cdef readonly str name               # "cuda", "hip", "host"
     cdef readonly int kind               # HETCCL_MEM_*
+    cdef readonly str version            # as people write it, "13.0"; "" for the host
+    cdef const hetccl_symbol_t* rows     # what the table was filled from
+    cdef int nrows
+    cdef dict hints                      # error code -> what to do
 
     # Raise GpuError for a code other than 0; SymbolNotFound for HETCCL_MISSING. call: the table's function, "event_record".
     cdef int check(self, int code, str call) except -1
+
+# Look each symbol up in the library, and put its address, or that of its `absent`, where the symbol says.
+cdef int symbols_fill(Library library, hetccl_symbol_t* symbols, int nsymbols) except -1
+
+# version and hints are Runtime's; the table and the symbols are kept, not copied.
+cdef Runtime runtime_new(
+    const hetccl_runtime_t* table, Library library, const hetccl_symbol_t* symbols, int nsymbols, str version, dict hints,
+)
