@@ -29,11 +29,13 @@ class Function:
     names      : what the library may call it, best first
     parameters : C text
     result     : C text
+    release    : the library's first that has it, as the list says; "" where that is not asked
     """
 
     names: tuple
     parameters: str
     result: str = "int"
+    release: str = ""
 
 
 class CompilerError(Exception):
@@ -45,25 +47,39 @@ def compiler():
     return shutil.which("g++") or shutil.which("c++")
 
 
-def own(header):
-    """C text of the enums and structs that a header of hetccl's defines at its top level, for C and for C++."""
-    text = (INCLUDE / "hetccl" / header).read_text()
-    found = re.findall(r"^enum \{[^{}]*\};|^typedef struct[^{};]*\{[^{}]*\}\s*\w+;", text, re.MULTILINE)
-    return "\n".join(["#include <limits.h>", "#include <stddef.h>", "#include <stdint.h>", *found])
+def own(*headers):
+    """C text of the enums and structs that headers of hetccl's define at their top level, for C and for C++."""
+    texts = [(INCLUDE / "hetccl" / header).read_text() for header in headers]
+    pattern = re.compile(r"^enum \{[^{}]*\};|^typedef struct[^{};]*\{[^{}]*\}\s*\w+;", re.MULTILINE)
+    # An enum that counts a table's rows stands on code that only C reads.
+    found = [match for text in texts for match in pattern.findall(text) if "sizeof" not in match]
+    return "\n".join(["#include <limits.h>", "#include <stddef.h>", "#include <stdint.h>", *found, ""])
+
+
+def constants(header):
+    """The names of the constants that a header of hetccl's defines in its enums at top level."""
+    text = re.sub(r"/\*.*?\*/", "", (INCLUDE / "hetccl" / header).read_text(), flags=re.DOTALL)
+    bodies = [body for body in re.findall(r"^enum \{([^{}]*)\};", text, re.MULTILINE) if "sizeof" not in body]
+    return [name for body in bodies for name in re.findall(r"(\w+) =", body)]
 
 
 def hip_functions():
-    """The functions of runtime_hip.h's lists, `X(slot, symbol, older, release, parameters)`."""
+    """The functions of runtime_hip.h: of its lists `X(slot, symbol, older, release, parameters)`, and those that give text.
+
+    Returns: list of Function; its `release` is what the list says
+    """
     text = (INCLUDE / "hetccl" / "runtime_hip.h").read_text()
     lists = re.findall(r"#define (HETCCL_HIP_\w+)\(X\)", text)
-    dump = "#define DUMP(slot, symbol, older, release, parameters) @@ symbol @ older @ parameters @@\n"
+    dump = "#define DUMP(slot, symbol, older, release, parameters) @@ symbol @ older @ release @ parameters @@\n"
     source = '#include "hetccl/runtime_hip.h"\n' + dump + "\n".join(f"{name}(DUMP)" for name in lists)
     printed = _preprocessed(["-x", "c"], source)
+    row = re.compile(r"@@\s*(\w+)\s*@\s*(.*?)\s*@\s*\"(.*?)\"\s*@\s*\((.*?)\)\s*@@", re.DOTALL)
     functions = []
-    for symbol, older, parameters in re.findall(r"@@\s*(\w+)\s*@\s*(.*?)\s*@\s*(.*?)\s*@@", printed, re.DOTALL):
+    for symbol, older, release, parameters in row.findall(printed):
         names = (symbol, older.strip('"')) if older.startswith('"') else (symbol,)
-        functions.append(Function(names, parameters.strip()[1:-1]))
-    return functions
+        functions.append(Function(names, parameters, release=release))
+    texts = re.findall(r"^ {4}(const char \*)\(\*(\w+)\)\((.*?)\);", text, re.MULTILINE)
+    return functions + [Function((name,), parameters, result) for result, name, parameters in texts]
 
 
 def rccl_functions():
@@ -101,13 +117,13 @@ def mismatches(functions, declarations, own="", flags=()):
     own          : C text of the structs that hetccl's signatures use
     Raises       : CompilerError, if a name is not declared at all
     """
-    lines = [declarations, '#include "abi_equal.h"', own]
+    lines = ['#include "abi_equal.h"', declarations, own]
     for function in functions:
         pointer = f"{function.result} (*)({function.parameters})"
         lines += [
             f'static_assert(Alike<decltype(&::{name}), {pointer}>::value, "{{{name}}}");' for name in function.names
         ]
-    return _failed(["-x", "c++", "-std=c++17", f"-I{HERE}", *flags], "\n".join(lines))
+    return _failed(["-x", "c++", "-std=c++17", "-Wno-deprecated-declarations", f"-I{HERE}", *flags], "\n".join(lines))
 
 
 def untrue(claims, prelude, flags=()):

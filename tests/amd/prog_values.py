@@ -13,7 +13,7 @@ from rocm.bindings import hip, rccl
 # Structs, and the fields whose places hetccl relies on.
 STRUCTS = {
     "hipPointerAttribute_t": (hip, ("type", "device", "devicePointer", "hostPointer", "isManaged", "allocationFlags")),
-    "hipIpcMemHandle_st": (hip, ()),
+    "hipIpcMemHandle_t": (hip, ()),
     "hipDeviceProp_t": (hip, ("gcnArchName",)),
     "ncclUniqueId": (rccl, ()),
     "ncclConfig_v22800": (
