@@ -20,7 +20,11 @@ from debian import FetchError
 CACHE = Path(__file__).resolve().parent.parent / "build" / "amd"
 DOWNLOAD_S = 300
 # AMD's Cython bindings of ROCm 10: HIP 7.15, and RCCL at the level of NCCL 2.30.
-BINDINGS = ("rocm-bindings-core==10.0.0.0.1.2", "rocm-bindings-hip==10.0.0.0.1.2", "rocm-bindings-systems==10.0.0.0.1.2")
+BINDINGS = (
+    "rocm-bindings-core==10.0.0.0.1.2",
+    "rocm-bindings-hip==10.0.0.0.1.2",
+    "rocm-bindings-systems==10.0.0.0.1.2",
+)
 # Triton carries HIP's own headers, of 7.1 in these releases.
 TRITON = "triton>=3.6"
 TRITON_HEADERS = "triton/backends/amd/include"
@@ -86,9 +90,7 @@ def _unpack_wheels(requirements, folder, prefix):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
         command += ["--only-binary", ":all:", "--dest", wheels, *requirements]
         try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DOWNLOAD_S
-            )
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DOWNLOAD_S)
         except subprocess.TimeoutExpired:
             raise FetchError(f"pip has not answered in {DOWNLOAD_S} s") from None
         if done.returncode != 0:

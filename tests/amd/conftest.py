@@ -7,18 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from amd import contract, pxd
 
 import amd_files
+from amd import contract, pxd
+from amd.need import fetched
 
 VALUES_S = 60
-
-
-def fetched(get, *arguments):
-    try:
-        return get(*arguments)
-    except amd_files.FetchError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session", autouse=True)

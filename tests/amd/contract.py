@@ -64,7 +64,7 @@ def constants(header):
 
 
 def hip_functions():
-    """The functions of runtime_hip.h: of its lists `X(slot, symbol, older, release, parameters)`, and those that give text.
+    """The functions of runtime_hip.h: of its lists `X(slot, symbol, older, release, parameters)`, and the texts'.
 
     Returns: list of Function; its `release` is what the list says
     """

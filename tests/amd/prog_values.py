@@ -1,7 +1,7 @@
 """Prints, as JSON, what the compiled modules of AMD's bindings hold: enum values, and sizes and offsets of structs.
 
-They were compiled by AMD against ROCm's own headers. Run with the bindings' folder on PYTHONPATH; no library of ROCm's is
-loaded for it.
+They were compiled by AMD against ROCm's own headers. Run with the bindings' folder on PYTHONPATH; no library of ROCm's
+is loaded for it.
 """
 
 import ctypes

@@ -55,7 +55,7 @@ class Declarations:
             for part in self.functions[name]:
                 self._declare(part, made, text)
         text.append('extern "C" {')
-        text += ["{} {}({});".format(self.functions[n][0], n, self.functions[n][1]) for n in wanted]
+        text += [f"{self.functions[n][0]} {n}({self.functions[n][1]});" for n in wanted]
         return "\n".join([*text, "}", ""])
 
     def _declare(self, words, made, text):

@@ -7,11 +7,11 @@ import functools
 import re
 
 import pytest
-from amd import contract
-from amd.conftest import fetched
-from amd.contract import Function
 
 import amd_files
+from amd import contract
+from amd.contract import Function
+from amd.need import fetched
 
 OWN = contract.own("runtime.h", "runtime_hip.h")
 FUNCTIONS = {name: function for function in contract.hip_functions() for name in function.names}

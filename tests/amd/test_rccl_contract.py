@@ -1,6 +1,7 @@
 """hetccl's RCCL table against what AMD declared and compiled: names, signatures, numbers, and the layout of structs."""
 
 import pytest
+
 from amd import contract
 from amd.contract import Function
 
@@ -87,8 +88,6 @@ def test_wrong_name_is_refused(declarations):
         contract.mismatches([function], declarations.cpp(function.names), OWN)
 
 
-@pytest.mark.parametrize(
-    "claim", ["offsetof(hetccl_nccl_config_t, split_share) == 36", "HETCCL_NCCL_IN_PROGRESS == 6"]
-)
+@pytest.mark.parametrize("claim", ["offsetof(hetccl_nccl_config_t, split_share) == 36", "HETCCL_NCCL_IN_PROGRESS == 6"])
 def test_wrong_number_is_refused(claim):
     assert contract.untrue([claim], OWN) == [claim]

@@ -77,10 +77,10 @@ def cuda_headers():
         if Path(home, "include", "cuda_runtime_api.h").exists():
             return [Path(home, "include")]
     root = amd_files.wheels("cuda", CUDA_WHEELS)
-    found = {path.parent for path in root.rglob("cuda_runtime_api.h")} | {p.parent.parent for p in root.rglob("crt/*.h")}
+    found = sorted({path.parent for name in ("cuda_runtime_api.h", "crt") for path in root.rglob(name)})
     if not found:
         raise amd_files.FetchError(f"{' '.join(CUDA_WHEELS)} hold no cuda_runtime_api.h")
-    return sorted(found)
+    return found
 
 
 def _isystem(folders):
