@@ -6,11 +6,13 @@ what it does not. They are never part of the package.
 usage: python tests/emulation/build.py     builds what it can in build/emulation, and says where each lies
 """
 
+import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -21,8 +23,7 @@ import amd_files  # noqa: E402  (tools/ is no package)
 
 OUT = ROOT / "build" / "emulation"
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
-# CUDA's headers as wheels: the runtime's, and those that they include.
-CUDA_WHEELS = ("nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14")
+CUDA_WHEEL = "nvidia-cuda-runtime>=13,<14"  # has cuda.h
 BUILD_S = 300
 
 
@@ -40,62 +41,57 @@ def hip(major):
     major : 5 | 7
     Raises: Unavailable, BuildError
     """
-    try:
-        amd_include, cuda_include = amd_files.headers(major), cuda_headers()
-    except amd_files.FetchError as error:
-        raise Unavailable(f"no headers of HIP {major} or of CUDA: {error}") from None
-    soname = f"libamdhip64.so.{major}"
+    library = OUT / f"hip{major}" / f"libamdhip64.so.{major}"
     sources = [HERE / name for name in ("hip.cpp", "nvidia.cpp", "nvidia.h")]
     flags = ["-std=c++17", "-O2", "-fPIC", *WARNINGS]
-    folder = OUT / f"hip{major}"
-    folder.mkdir(parents=True, exist_ok=True)
-    objects = [folder / "hip.o", folder / "nvidia.o"]
-    if _older(folder / soname, sources):
+
+    def make(folder):
+        try:
+            amd_include, cuda_include = amd_files.headers(major), cuda_headers()
+        except amd_files.FetchError as error:
+            raise Unavailable(f"no headers of HIP {major} or of CUDA: {error}") from None
+        objects = [folder / "hip.o", folder / "nvidia.o"]
         _run("g++", *flags, "-D__HIP_PLATFORM_AMD__", "-isystem", amd_include, "-c", sources[0], "-o", objects[0])
-        _run("g++", *flags, "-fvisibility=hidden", *_isystem(cuda_include), "-c", sources[1], "-o", objects[1])
-        _link("g++", folder / soname, objects)
-    return folder / soname
+        _run("g++", *flags, "-fvisibility=hidden", "-isystem", cuda_include, "-c", sources[1], "-o", objects[1])
+        return ["g++", *objects]
+
+    return _built(library, sources, make)
 
 
 def rccl():
     """Build librccl.so.1: its path. Raises Unavailable, BuildError."""
     if platform.machine() != "x86_64":
         raise Unavailable(f"the emulated RCCL is written for x86-64, not {platform.machine()}")
-    OUT.mkdir(parents=True, exist_ok=True)
-    library, sources = OUT / "librccl.so.1", [HERE / "rccl.c", HERE / "rccl_names.h"]
-    if _older(library, sources):
-        _run("gcc", "-std=gnu11", "-O2", "-fPIC", *WARNINGS, "-c", sources[0], "-o", OUT / "rccl.o")
-        _link("gcc", library, [OUT / "rccl.o"])
-    return library
+    sources = [HERE / "rccl.c", HERE / "rccl_names.h"]
+    return _built(OUT / "librccl.so.1", sources, lambda folder: ["gcc", "-std=gnu11", "-O2", "-fPIC", *WARNINGS, sources[0]])
 
 
 def cuda_headers():
-    """The include folders of CUDA: of an installed toolkit, else of wheels. Raises amd_files.FetchError."""
+    """The include folder of CUDA: of an installed toolkit, else of a wheel. Raises amd_files.FetchError."""
     nvcc = shutil.which("nvcc")
     homes = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parent.parent, "/usr/local/cuda"]
     for home in [*filter(None, homes), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]:
-        if Path(home, "include", "cuda_runtime_api.h").exists():
-            return [Path(home, "include")]
-    root = amd_files.wheels("cuda", CUDA_WHEELS)
-    found = sorted({path.parent for name in ("cuda_runtime_api.h", "crt") for path in root.rglob(name)})
+        if Path(home, "include", "cuda.h").exists():
+            return Path(home, "include")
+    found = sorted(amd_files.wheels("cuda", [CUDA_WHEEL]).rglob("cuda.h"))
     if not found:
-        raise amd_files.FetchError(f"{' '.join(CUDA_WHEELS)} hold no cuda_runtime_api.h")
-    return found
+        raise amd_files.FetchError(f"{CUDA_WHEEL} holds no cuda.h")
+    return found[0].parent
 
 
-def _isystem(folders):
-    return [word for folder in folders for word in ("-isystem", folder)]
-
-
-def _older(library, sources):
-    return not library.exists() or library.stat().st_mtime < max(source.stat().st_mtime for source in sources)
-
-
-def _link(compiler, library, objects):
-    """All at once, so that two that build at the same time do not read each other's halves."""
-    half = library.with_suffix(f".{os.getpid()}")
-    _run(compiler, "-shared", f"-Wl,-soname,{library.name}", "-Wl,-Bsymbolic", *objects, "-o", half, "-ldl")
-    half.replace(library)
+def _built(library, sources, make):
+    """The library, linked anew if it is not of these sources. make(folder) -> compiler and what it shall link."""
+    text = b"".join(source.read_bytes() for source in [*sources, Path(__file__)])
+    stamp, digest = library.with_suffix(".sources"), hashlib.sha256(text).hexdigest()
+    # Not by time: libraries may have been copied here with the sources.
+    if not (library.exists() and stamp.exists() and stamp.read_text() == digest):
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            half = Path(folder, library.name)
+            _run(*make(Path(folder)), "-shared", f"-Wl,-soname,{library.name}", "-Wl,-Bsymbolic", "-o", half, "-ldl")
+            half.replace(library)
+        stamp.write_text(digest)
+    return library
 
 
 def _run(*command):

@@ -23,51 +23,88 @@ constexpr const char *ARCH = "gfx90a:sramecc+:xnack-";
 #endif
 
 /* Every error that both headers name. HIP took CUDA's numbers for them. */
-#define ERRORS(each)                                                                                                   \
-    each(hipSuccess) each(hipErrorInvalidValue) each(hipErrorOutOfMemory) each(hipErrorNotInitialized)                 \
-        each(hipErrorDeinitialized) each(hipErrorInvalidPitchValue) each(hipErrorInvalidSymbol) each(                  \
-            hipErrorInvalidDevicePointer) each(hipErrorInvalidMemcpyDirection) each(hipErrorInsufficientDriver)        \
-            each(hipErrorInvalidDeviceFunction) each(hipErrorNoDevice) each(hipErrorInvalidDevice) each(               \
-                hipErrorInvalidImage) each(hipErrorInvalidContext) each(hipErrorMapFailed) each(hipErrorUnmapFailed)   \
-                each(hipErrorAlreadyMapped) each(hipErrorNoBinaryForGpu) each(hipErrorUnsupportedLimit) each(          \
-                    hipErrorContextAlreadyInUse) each(hipErrorPeerAccessUnsupported) each(hipErrorInvalidKernelFile)   \
-                    each(hipErrorInvalidSource) each(hipErrorFileNotFound) each(hipErrorSharedObjectSymbolNotFound)    \
-                        each(hipErrorSharedObjectInitFailed) each(hipErrorOperatingSystem) each(hipErrorInvalidHandle) \
-                            each(hipErrorIllegalState) each(hipErrorNotFound) each(hipErrorNotReady) each(             \
-                                hipErrorIllegalAddress) each(hipErrorLaunchOutOfResources) each(hipErrorLaunchTimeOut) \
-                                each(hipErrorPeerAccessAlreadyEnabled) each(hipErrorPeerAccessNotEnabled) each(        \
-                                    hipErrorSetOnActiveProcess) each(hipErrorContextIsDestroyed) each(hipErrorAssert)  \
-                                    each(hipErrorHostMemoryAlreadyRegistered) each(hipErrorHostMemoryNotRegistered)    \
-                                        each(hipErrorLaunchFailure) each(hipErrorCooperativeLaunchTooLarge)            \
-                                            each(hipErrorNotSupported) each(hipErrorStreamCaptureUnsupported)          \
-                                                each(hipErrorStreamCaptureInvalidated)                                 \
-                                                    each(hipErrorStreamCaptureMerge)                                   \
-                                                        each(hipErrorStreamCaptureUnmatched)                           \
-                                                            each(hipErrorStreamCaptureUnjoined)                        \
-                                                                each(hipErrorStreamCaptureIsolation)                   \
-                                                                    each(hipErrorStreamCaptureImplicit)                \
-                                                                        each(hipErrorCapturedEvent)                    \
-                                                                            each(hipErrorStreamCaptureWrongThread)     \
-                                                                                each(hipErrorUnknown)
+#define ERROR(name) {name, #name}
+constexpr struct {
+    int code;
+    const char *name;
+} ERRORS[] = {
+    ERROR(hipSuccess),
+    ERROR(hipErrorInvalidValue),
+    ERROR(hipErrorOutOfMemory),
+    ERROR(hipErrorNotInitialized),
+    ERROR(hipErrorDeinitialized),
+    ERROR(hipErrorInvalidPitchValue),
+    ERROR(hipErrorInvalidSymbol),
+    ERROR(hipErrorInvalidDevicePointer),
+    ERROR(hipErrorInvalidMemcpyDirection),
+    ERROR(hipErrorInsufficientDriver),
+    ERROR(hipErrorInvalidDeviceFunction),
+    ERROR(hipErrorNoDevice),
+    ERROR(hipErrorInvalidDevice),
+    ERROR(hipErrorInvalidImage),
+    ERROR(hipErrorInvalidContext),
+    ERROR(hipErrorMapFailed),
+    ERROR(hipErrorUnmapFailed),
+    ERROR(hipErrorAlreadyMapped),
+    ERROR(hipErrorNoBinaryForGpu),
+    ERROR(hipErrorUnsupportedLimit),
+    ERROR(hipErrorContextAlreadyInUse),
+    ERROR(hipErrorPeerAccessUnsupported),
+    ERROR(hipErrorInvalidKernelFile),
+    ERROR(hipErrorInvalidSource),
+    ERROR(hipErrorFileNotFound),
+    ERROR(hipErrorSharedObjectSymbolNotFound),
+    ERROR(hipErrorSharedObjectInitFailed),
+    ERROR(hipErrorOperatingSystem),
+    ERROR(hipErrorInvalidHandle),
+    ERROR(hipErrorIllegalState),
+    ERROR(hipErrorNotFound),
+    ERROR(hipErrorNotReady),
+    ERROR(hipErrorIllegalAddress),
+    ERROR(hipErrorLaunchOutOfResources),
+    ERROR(hipErrorLaunchTimeOut),
+    ERROR(hipErrorPeerAccessAlreadyEnabled),
+    ERROR(hipErrorPeerAccessNotEnabled),
+    ERROR(hipErrorSetOnActiveProcess),
+    ERROR(hipErrorContextIsDestroyed),
+    ERROR(hipErrorAssert),
+    ERROR(hipErrorHostMemoryAlreadyRegistered),
+    ERROR(hipErrorHostMemoryNotRegistered),
+    ERROR(hipErrorLaunchFailure),
+    ERROR(hipErrorCooperativeLaunchTooLarge),
+    ERROR(hipErrorNotSupported),
+    ERROR(hipErrorStreamCaptureUnsupported),
+    ERROR(hipErrorStreamCaptureInvalidated),
+    ERROR(hipErrorStreamCaptureMerge),
+    ERROR(hipErrorStreamCaptureUnmatched),
+    ERROR(hipErrorStreamCaptureUnjoined),
+    ERROR(hipErrorStreamCaptureIsolation),
+    ERROR(hipErrorStreamCaptureImplicit),
+    ERROR(hipErrorCapturedEvent),
+    ERROR(hipErrorStreamCaptureWrongThread),
+    ERROR(hipErrorUnknown),
+};
 
 const char *name_of(int code)
 {
-#define NAME(error)                                                                                                    \
-    case error:                                                                                                        \
-        return #error;
-    switch (code) {
-        ERRORS(NAME)
-    default:
-        return nullptr;
-    }
+    for (const auto &error : ERRORS)
+        if (error.code == code)
+            return error.name;
+    return nullptr;
 }
+
+/* What a thread's last call that failed answered. */
+thread_local hipError_t last_error = hipSuccess;
 
 /* CUDA's code as HIP's. Without a device HIP's functions answer as Debian's build of it does. */
 hipError_t answer(int code)
 {
-    if (code == hipErrorInsufficientDriver || code == hipErrorNoDevice)
-        return hipErrorInvalidDevice;
-    return name_of(code) ? hipError_t(code) : hipErrorUnknown;
+    hipError_t error = name_of(code) ? hipError_t(code) : hipErrorUnknown;
+    if (error == hipErrorNoDevice)
+        error = hipErrorInvalidDevice;
+    if (error != hipSuccess)
+        last_error = error;
+    return error;
 }
 
 /* Flags that both have, without HIP's own on coherence, NUMA and releases. */
@@ -75,7 +112,12 @@ constexpr unsigned SHARED_FLAGS = 0xff;
 
 unsigned shared(unsigned flags) { return flags & SHARED_FLAGS; }
 
-int copy_kind(hipMemcpyKind kind) { return kind <= hipMemcpyDefault ? int(kind) : int(hipMemcpyDeviceToDevice); }
+/* Memory that HIP does not know is an error: its documentation says so, as CUDA's did before 11. */
+int known(nvidia::Pointer *about, const void *ptr)
+{
+    int code = nvidia::pointer(about, ptr);
+    return code == 0 && about->kind == nvidia::UNKNOWN ? int(hipErrorInvalidValue) : code;
+}
 
 /* What a module's image must be: an AMD GPU's ELF file. NVIDIA's GPU cannot run one, so that the emulation's images are
  * an ELF header of that kind with NVIDIA's image behind it. */
@@ -88,6 +130,20 @@ const void *inner_image(const void *image)
     return ours ? static_cast<const char *>(image) + sizeof header : nullptr;
 }
 
+/* HIP's callback takes the stream and a code too. */
+struct Callback {
+    hipStream_t stream;
+    hipStreamCallback_t function;
+    void *argument;
+
+    static void run(void *self)
+    {
+        Callback call = *static_cast<Callback *>(self);
+        delete static_cast<Callback *>(self);
+        call.function(call.stream, hipSuccess, call.argument);
+    }
+};
+
 } /* namespace */
 
 extern "C" {
@@ -95,50 +151,26 @@ extern "C" {
 hipError_t hipInit(unsigned int flags)
 {
     int count = 0;
-    return flags ? hipErrorInvalidValue : answer(hipGetDeviceCount(&count));
+    return flags ? answer(hipErrorInvalidValue) : answer(nvidia::device_count(&count));
 }
-hipError_t hipDriverGetVersion(int *version) { return hipRuntimeGetVersion(version); }
 hipError_t hipRuntimeGetVersion(int *version)
 {
-    if (!version)
-        return hipErrorInvalidValue;
     *version = HIP_VERSION;
     return hipSuccess;
 }
 hipError_t hipGetDeviceCount(int *count)
 {
-    if (!count)
-        return hipErrorInvalidValue;
     *count = 0;
-    hipError_t code = answer(nvidia::device_count(count));
-    return code == hipErrorInvalidDevice ? hipErrorNoDevice : code;
+    int code = nvidia::device_count(count);
+    return code == nvidia::NO_DEVICE ? last_error = hipErrorNoDevice : answer(code);
 }
 hipError_t hipGetDevice(int *device) { return answer(nvidia::device_get(device)); }
 hipError_t hipSetDevice(int device) { return answer(nvidia::device_set(device)); }
 hipError_t hipDeviceSynchronize() { return answer(nvidia::device_synchronize()); }
-hipError_t hipDeviceGet(hipDevice_t *handle, int device)
-{
-    int count = 0;
-    hipError_t code = hipGetDeviceCount(&count);
-    if (code == hipSuccess && (device < 0 || device >= count))
-        code = hipErrorInvalidDevice;
-    if (code == hipSuccess)
-        *handle = device;
-    return code;
-}
-hipError_t hipDeviceGetName(char *text, int nchars, hipDevice_t device)
-{
-    char name[200];
-    hipError_t code = answer(nvidia::device_name(name, sizeof name, device));
-    if (code == hipSuccess)
-        snprintf(text, nchars, "emulated AMD (%s)", name);
-    return code;
-}
 hipError_t hipDeviceGetPCIBusId(char *text, int nchars, int device)
 {
     return answer(nvidia::device_pci(text, nchars, device));
 }
-hipError_t hipDeviceGetByPCIBusId(int *device, const char *text) { return answer(nvidia::device_by_pci(device, text)); }
 hipError_t hipDevicePrimaryCtxGetState(hipDevice_t device, unsigned int *flags, int *active)
 {
     return answer(nvidia::device_state(device, flags, active));
@@ -146,9 +178,14 @@ hipError_t hipDevicePrimaryCtxGetState(hipDevice_t device, unsigned int *flags, 
 /* HIP 6's header makes R0600 of both names. */
 hipError_t hipGetDeviceProperties(hipDeviceProp_t *properties, int device)
 {
+    char name[200] = "";
+    int code = nvidia::device_name(name, sizeof name, device);
+    if (code != 0 && code != nvidia::ABSENT)
+        return answer(code);
     memset(properties, 0, sizeof *properties);
     snprintf(properties->gcnArchName, sizeof properties->gcnArchName, "%s", ARCH);
-    return hipDeviceGetName(properties->name, sizeof properties->name, device);
+    snprintf(properties->name, sizeof properties->name, "emulated AMD (%s)", name);
+    return hipSuccess;
 }
 const char *hipGetErrorName(hipError_t error)
 {
@@ -160,8 +197,13 @@ const char *hipGetErrorString(hipError_t error)
     const char *name = name_of(error);
     return name ? name : "unknown error";
 }
-hipError_t hipGetLastError() { return answer(nvidia::last_error(false)); }
-hipError_t hipPeekAtLastError() { return answer(nvidia::last_error(true)); }
+hipError_t hipGetLastError()
+{
+    hipError_t error = last_error;
+    last_error = hipSuccess;
+    return error;
+}
+hipError_t hipPeekAtLastError() { return last_error; }
 
 hipError_t hipMalloc(void **ptr, size_t nbytes) { return answer(nvidia::alloc(ptr, nbytes)); }
 hipError_t hipFree(void *ptr) { return answer(nvidia::release(ptr)); }
@@ -172,7 +214,7 @@ hipError_t hipMallocAsync(void **ptr, size_t nbytes, hipStream_t stream)
 hipError_t hipFreeAsync(void *ptr, hipStream_t stream) { return answer(nvidia::release_async(ptr, stream)); }
 hipError_t hipMallocManaged(void **ptr, size_t nbytes, unsigned int flags)
 {
-    return answer(nvidia::alloc_managed(ptr, nbytes, flags));
+    return flags == hipMemAttachGlobal ? answer(nvidia::alloc_managed(ptr, nbytes)) : answer(hipErrorNotSupported);
 }
 hipError_t hipHostMalloc(void **ptr, size_t nbytes, unsigned int flags)
 {
@@ -192,55 +234,59 @@ hipError_t hipHostGetDevicePointer(void **on_device, void *ptr, unsigned int fla
 hipError_t hipPointerGetAttributes(hipPointerAttribute_t *attributes, const void *ptr)
 {
     nvidia::Pointer found;
-    int code = nvidia::pointer(&found, ptr);
-    /* Memory that HIP does not know is an error: its documentation says, as CUDA's before 11. */
-    if (code != 0 || found.kind == 0)
-        return code != 0 ? answer(code) : hipErrorInvalidValue;
+    int code = known(&found, ptr);
+    if (code != 0)
+        return answer(code);
     memset(attributes, 0, sizeof *attributes);
     attributes->device = found.device;
     attributes->devicePointer = found.on_device;
     attributes->hostPointer = found.on_host;
-    attributes->isManaged = found.kind == 3;
+    attributes->isManaged = found.kind == nvidia::MANAGED;
 #if HIP_VERSION_MAJOR >= 6
-    attributes->type = found.kind == 1   ? hipMemoryTypeHost
-                       : found.kind == 2 ? hipMemoryTypeDevice
-                                         : hipMemoryTypeManaged;
+    attributes->type = found.kind == nvidia::HOST     ? hipMemoryTypeHost
+                       : found.kind == nvidia::DEVICE ? hipMemoryTypeDevice
+                                                      : hipMemoryTypeManaged;
 #else
-    attributes->memoryType = found.kind == 2 ? hipMemoryTypeDevice : hipMemoryTypeHost;
+    attributes->memoryType = found.kind == nvidia::DEVICE ? hipMemoryTypeDevice : hipMemoryTypeHost;
 #endif
     return hipSuccess;
 }
 hipError_t hipPointerGetAttribute(void *data, hipPointer_attribute attribute, hipDeviceptr_t ptr)
 {
-    if (attribute != HIP_POINTER_ATTRIBUTE_BUFFER_ID)
-        return hipErrorNotSupported;
-    return answer(nvidia::buffer_id(static_cast<unsigned long long *>(data), ptr));
+    nvidia::Pointer found;
+    int code = attribute == HIP_POINTER_ATTRIBUTE_BUFFER_ID ? known(&found, ptr) : int(nvidia::ABSENT);
+    if (code == 0)
+        memcpy(data, &found.buffer_id, sizeof found.buffer_id);
+    return answer(code);
 }
 hipError_t hipMemGetAddressRange(hipDeviceptr_t *base, size_t *nbytes, hipDeviceptr_t ptr)
 {
-    return answer(nvidia::address_range(base, nbytes, ptr));
+    nvidia::Pointer found;
+    int code = known(&found, ptr);
+    if (code == 0) {
+        *base = found.base;
+        *nbytes = found.nbytes;
+    }
+    return answer(code);
 }
 #if HIP_VERSION_MAJOR >= 6
 hipError_t hipMemGetHandleForAddressRange(void *handle, hipDeviceptr_t ptr, size_t nbytes, hipMemRangeHandleType type,
                                           unsigned long long flags)
 {
     if (type != hipMemRangeHandleTypeDmaBufFd)
-        return hipErrorNotSupported;
+        return answer(hipErrorNotSupported);
     return answer(nvidia::dmabuf(static_cast<int *>(handle), ptr, nbytes, flags));
 }
 #endif
 
 hipError_t hipMemcpy(void *dst, const void *src, size_t nbytes, hipMemcpyKind kind)
 {
-    return answer(nvidia::copy(dst, src, nbytes, copy_kind(kind)));
+    return kind == hipMemcpyDefault ? answer(nvidia::copy(dst, src, nbytes)) : answer(hipErrorNotSupported);
 }
 hipError_t hipMemcpyAsync(void *dst, const void *src, size_t nbytes, hipMemcpyKind kind, hipStream_t stream)
 {
-    return answer(nvidia::copy_async(dst, src, nbytes, copy_kind(kind), stream));
-}
-hipError_t hipMemsetAsync(void *dst, int value, size_t nbytes, hipStream_t stream)
-{
-    return answer(nvidia::fill8(dst, value, nbytes, stream));
+    return kind == hipMemcpyDefault ? answer(nvidia::copy_async(dst, src, nbytes, stream))
+                                    : answer(hipErrorNotSupported);
 }
 hipError_t hipMemsetD8Async(hipDeviceptr_t dst, unsigned char value, size_t count, hipStream_t stream)
 {
@@ -254,17 +300,6 @@ hipError_t hipMemsetD32Async(hipDeviceptr_t dst, int value, size_t count, hipStr
 {
     return answer(nvidia::fill32(dst, unsigned(value), count, stream));
 }
-hipError_t hipMemset2DAsync(void *dst, size_t pitch, int value, size_t width, size_t height, hipStream_t stream)
-{
-    return answer(nvidia::fill8_rows(dst, pitch, value, width, height, stream));
-}
-#if HIP_VERSION_MAJOR >= 6
-hipError_t hipMemsetD2D32Async(hipDeviceptr_t dst, size_t pitch, unsigned int value, size_t width, size_t height,
-                               hipStream_t stream)
-{
-    return answer(nvidia::fill32_rows(dst, pitch, value, width, height, stream));
-}
-#endif
 
 hipError_t hipStreamCreateWithFlags(hipStream_t *stream, unsigned int flags)
 {
@@ -291,7 +326,7 @@ hipError_t hipStreamWriteValue32(hipStream_t stream, void *ptr, uint32_t value, 
 hipError_t hipStreamWaitValue32(hipStream_t stream, void *ptr, uint32_t value, unsigned int flags, uint32_t mask)
 {
     if (mask != ~uint32_t(0))
-        return hipErrorNotSupported;
+        return answer(hipErrorNotSupported);
     return answer(nvidia::stream_wait32(stream, ptr, value, flags));
 }
 /* HIP 5 declares it, and its library has none. */
@@ -303,8 +338,13 @@ hipError_t hipLaunchHostFunc(hipStream_t stream, hipHostFn_t function, void *arg
 #endif
 hipError_t hipStreamAddCallback(hipStream_t stream, hipStreamCallback_t function, void *argument, unsigned int flags)
 {
-    auto plain = reinterpret_cast<void (*)(void *, int, void *)>(function);
-    return answer(nvidia::callback(stream, plain, argument, flags));
+    if (flags != 0)
+        return answer(hipErrorInvalidValue);
+    auto *callback = new Callback{stream, function, argument};
+    int code = nvidia::host_function(stream, Callback::run, callback);
+    if (code != 0)
+        delete callback;
+    return answer(code);
 }
 
 hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned flags)
@@ -324,7 +364,7 @@ hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t *handle, void *ptr)
 hipError_t hipIpcOpenMemHandle(void **ptr, hipIpcMemHandle_t handle, unsigned int flags)
 {
     if (flags != hipIpcMemLazyEnablePeerAccess)
-        return hipErrorInvalidValue;
+        return answer(hipErrorInvalidValue);
     return answer(nvidia::ipc_open(ptr, &handle));
 }
 hipError_t hipIpcCloseMemHandle(void *ptr) { return answer(nvidia::ipc_close(ptr)); }
@@ -333,7 +373,7 @@ hipError_t hipModuleLoadData(hipModule_t *module, const void *image)
 {
     const void *inner = inner_image(image);
     if (!inner)
-        return hipErrorNoBinaryForGpu;
+        return answer(hipErrorNoBinaryForGpu);
     return answer(nvidia::module_load(reinterpret_cast<void **>(module), inner));
 }
 hipError_t hipModuleUnload(hipModule_t module) { return answer(nvidia::module_unload(module)); }

@@ -1,55 +1,55 @@
-/* What the emulated HIP runtime asks of NVIDIA's, in plain C types: AMD's and NVIDIA's headers define the same names
- * (dim3, float4), so that no source file can include both. All answer CUDA's error number; a function that the machine's
- * CUDA lacks answers ABSENT. Streams, events, modules and functions are NVIDIA's own pointers. */
+/* What the emulated HIP runtime asks of NVIDIA's driver, in plain C types: AMD's and NVIDIA's headers define the same
+ * names (dim3, float4), so that no source file can include both. All answer the driver's error number, which HIP took
+ * over; a function that this driver lacks answers ABSENT. Streams, events, modules and functions are the driver's own
+ * pointers. Each call runs in the primary context of the thread's current device, which is 0 at first, as in HIP. */
 #ifndef HETCCL_EMULATION_NVIDIA_H
 #define HETCCL_EMULATION_NVIDIA_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-namespace nvidia {
+namespace nvidia
+{
 
-enum { ABSENT = 801 }; /* "not supported", in CUDA and in HIP */
+enum { NO_DEVICE = 100, ABSENT = 801 };
+enum { IPC_BYTES = 64 };
+enum Kind { UNKNOWN, HOST, DEVICE, MANAGED };
 
-/* kind: 0 unregistered, 1 host, 2 device, 3 managed */
 struct Pointer {
-    int kind, device;
-    void *on_device, *on_host;
+    Kind kind;
+    int device;
+    void *on_device, *on_host, *base;
+    size_t nbytes; /* of the allocation */
+    unsigned long long buffer_id;
 };
 
-int driver_version(int *version);
 int device_count(int *count);
 int device_get(int *device);
 int device_set(int device);
 int device_synchronize();
 int device_name(char *text, int nchars, int device);
 int device_pci(char *text, int nchars, int device);
-int device_by_pci(int *device, const char *text);
 int device_state(int device, unsigned *flags, int *active);
-int last_error(bool keep);
 
 int alloc(void **ptr, size_t nbytes);
 int release(void *ptr);
 int alloc_async(void **ptr, size_t nbytes, void *stream);
 int release_async(void *ptr, void *stream);
-int alloc_managed(void **ptr, size_t nbytes, unsigned flags);
+int alloc_managed(void **ptr, size_t nbytes);
 int host_alloc(void **ptr, size_t nbytes, unsigned flags);
 int host_release(void *ptr);
 int host_register(void *ptr, size_t nbytes, unsigned flags);
 int host_unregister(void *ptr);
 int host_address(void **on_device, void *ptr, unsigned flags);
 int pointer(Pointer *about, const void *ptr);
-int buffer_id(unsigned long long *id, const void *ptr);
-int address_range(void **base, size_t *nbytes, void *ptr);
 int dmabuf(int *fd, void *ptr, size_t nbytes, unsigned long long flags);
 
-int copy(void *dst, const void *src, size_t nbytes, int kind);
-int copy_async(void *dst, const void *src, size_t nbytes, int kind, void *stream);
-int fill8(void *dst, int value, size_t nbytes, void *stream);
+/* Between any two places. */
+int copy(void *dst, const void *src, size_t nbytes);
+int copy_async(void *dst, const void *src, size_t nbytes, void *stream);
+int fill8(void *dst, unsigned char value, size_t count, void *stream);
 int fill16(void *dst, unsigned short value, size_t count, void *stream);
 int fill32(void *dst, unsigned value, size_t count, void *stream);
-int fill8_rows(void *dst, size_t pitch, int value, size_t width, size_t height, void *stream);
-int fill32_rows(void *dst, size_t pitch, unsigned value, size_t width, size_t height, void *stream);
 
 int stream_create(void **stream, unsigned flags);
 int stream_destroy(void *stream);
@@ -60,7 +60,6 @@ int stream_wait_event(void *stream, void *event, unsigned flags);
 int stream_write32(void *stream, void *ptr, uint32_t value, unsigned flags);
 int stream_wait32(void *stream, void *ptr, uint32_t value, unsigned flags);
 int host_function(void *stream, void (*function)(void *), void *argument);
-int callback(void *stream, void (*function)(void *, int, void *), void *argument, unsigned flags);
 
 int event_create(void **event, unsigned flags);
 int event_destroy(void *event);
@@ -68,7 +67,6 @@ int event_record(void *event, void *stream);
 int event_query(void *event);
 int event_synchronize(void *event);
 
-enum { IPC_BYTES = 64 };
 int ipc_export(void *handle, void *ptr);
 int ipc_open(void **ptr, const void *handle);
 int ipc_close(void *ptr);
