@@ -148,8 +148,8 @@ int pointer(Pointer *about, const void *ptr)
         CU_POINTER_ATTRIBUTE_MEMORY_TYPE,      CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
         CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_BUFFER_ID,
     };
-    unsigned type = 0;
-    bool managed = false;
+    /* The driver writes a byte or an int for a boolean: zeroed ints take both. */
+    int type = 0, managed = 0;
     *about = Pointer{};
     void *values[] = {&type, &managed, &about->device, &about->base, &about->nbytes, &about->buffer_id};
     int code =
