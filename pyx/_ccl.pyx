@@ -1,7 +1,7 @@
 """Vendor CCLs behind one table (include/hetccl/ccl.h); layer L1.
 
-A library's own module has the names of its functions and opens it (_nccl, _oneccl); here the table is filled from those,
-and codes become errors. Called with the GIL; the table is read without it.
+A library's own module has the names of its functions and opens it (_nccl, _oneccl); here the table is filled from
+those, and codes become errors. Called with the GIL; the table is read without it.
 """
 
 from libc.stdlib cimport calloc
@@ -75,7 +75,8 @@ cdef class Ccl:
         if detail is None:
             detail = self.table.last_error(NULL).decode(errors="replace").strip()
         told = f"{text}: {detail}" if detail else text
-        return self.error(f"{call}: {symbol} of {library} answered {code}, {told} ({self.advice})", call=call, code=code)
+        message = f"{call}: {symbol} of {library} answered {code}, {told} ({self.advice})"
+        return self.error(message, call=call, code=code)
 
 
 cdef int slot_index(str function) except -1:
