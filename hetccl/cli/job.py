@@ -79,8 +79,7 @@ def communicator(comm, device=None):
 
     device : index of the GPU of the vendor's communicator beneath it; None: without one until it is needed
     """
-    with_device = {} if device is None else {"device": device}
-    return importlib.import_module("hetccl").Comm(comm, **with_device)
+    return importlib.import_module("hetccl").Comm(comm, device=device)
 
 
 def find_mpi(may_initialize):
