@@ -5,6 +5,16 @@ from libc.stdint cimport int64_t
 from hetccl._ccl cimport Ccl, hetccl_ccl_t
 from hetccl._runtime cimport Runtime, hetccl_runtime_t
 
+cdef extern from "hetccl/watch.h" nogil:
+    ctypedef struct hetccl_watch_t:
+        int lost_rank
+        int error
+        int npeers
+        char* text
+        hetccl_watch_t* next
+    void* hetccl_watch_hold(hetccl_watch_t* watch)
+    void hetccl_watch_release(hetccl_watch_t* watch)
+
 
 cdef class VendorComm:
     cdef readonly Ccl ccl
@@ -15,11 +25,45 @@ cdef class VendorComm:
     cdef readonly int rank
     cdef readonly int nranks
     cdef readonly int device             # index of the runtime; 0 for the host's
+    cdef readonly str float8             # what float8's bits mean on the ranks' devices: "ocp", "fnuz" or "mixed"
     cdef int64_t timeout_ns
-    cdef bint lost                       # set by the watch: a peer died, or the library reported an error
+    cdef int lost                        # set by the watch: a peer died, or the library reported an error
+    cdef hetccl_watch_t watch
+    cdef void** place                    # where the library puts what it makes
+    cdef bint closed
+    cdef bint aborted
+    cdef int waits                       # threads that wait in conclude()
+    cdef unsigned long waiter            # the thread that came last
+    cdef int generation                  # of the process that made it
+    cdef set registered                  # the library's handles of registered buffers, as int
 
     # Raise unless the communicator can be used: CommClosed, PeerError (a peer is gone), the library's own error.
     cdef int usable(self, str call) except -1
     # The outcome of a library's function that did not answer 0: wait, with a time-out, for one that is in progress;
     # raise for any other. The GIL is held on entry, and released while waiting.
     cdef int conclude(self, int code, str call, str function) except -1
+
+    cdef int prepare(self, Ccl ccl, Runtime runtime, int device, int64_t timeout_ns) except -1
+    cdef int start(self, object peers) except -1
+    cdef int be_born(self, int code, str call, str function) except -1
+    cdef void* enter(self, str call, void** saved) except? NULL
+    cdef int leave(self, void* saved) except -1
+    cdef int await_end(self, str call, str function) except -1
+    cdef int poll_on(self, int* has_gone, str call, str function) except? -1 nogil
+    cdef int look_around(self, int64_t waited_ns, str call, str function) except -1
+    cdef int refuse(self, str call) except -1
+    cdef int await_others(self, str call) except -1
+    cdef int raise_ended(self, str call) except -1
+    cdef int raise_code(self, int code, str call, str function) except -1
+    cdef int finalize(self) except -1
+    cdef int destroy(self) except -1
+    cdef void unwatch(self) noexcept
+
+
+# Between the two, neither abort nor the watch frees the communicator, unless the call hangs. hold answers the handle, or
+# NULL: it has been taken away since usable().
+cdef inline void* vendor_hold(VendorComm comm) noexcept nogil:
+    return hetccl_watch_hold(&comm.watch)
+
+cdef inline void vendor_release(VendorComm comm) noexcept nogil:
+    hetccl_watch_release(&comm.watch)

@@ -1,11 +1,477 @@
-"""A communicator of a vendor's CCL: one rank's end of an island; layer L2."""
+"""A communicator of a vendor's CCL: its life, its waits, and what became of it; layer L2.
+
+NCCL's communicators do not block: a call may answer that it is in progress, and is waited for here, where a time-out,
+Ctrl-C and the end of a peer can end the wait. A watch (include/hetccl/watch.h) aborts the communicator when a peer dies. The
+GIL is released in each call that may take long, and never taken under the watch's mutex.
+"""
+
+import atexit
+import os
+import time
+
+cimport cython
+from libc.stdlib cimport calloc, free
+
+from hetccl._runtime cimport HETCCL_MISSING
+
+from hetccl.errors import CommClosed, CommTimeout, PeerError
+
+cdef extern from "hetccl/watch.h" nogil:
+    enum:
+        HETCCL_WATCH_NOBODY
+    ctypedef struct hetccl_peer_t:
+        int rank
+        int pid
+    ctypedef struct hetccl_job_t:
+        pass
+    hetccl_job_t* hetccl_job_start(const hetccl_runtime_t* gpu, int device, int (*function)(void*) noexcept nogil,
+                                   void* comm)
+    int hetccl_job_wait(hetccl_job_t* job, int64_t timeout_ns, int* code)
+    void hetccl_job_drop(hetccl_job_t* job)
+    void hetccl_watch_init(hetccl_watch_t* watch, const hetccl_ccl_t* ccl, const hetccl_runtime_t* gpu, int device,
+                           void** handle, int* lost)
+    int hetccl_watch_open(hetccl_watch_t* watch, hetccl_peer_t* peers, int npeers)
+    void hetccl_watch_close(hetccl_watch_t* watch)
+    void hetccl_watch_unlink(hetccl_watch_t** list, hetccl_watch_t* watch)
+    void* hetccl_watch_take(hetccl_watch_t* watch)
+    int hetccl_watch_abort(hetccl_watch_t* watch, void* comm)
+    int hetccl_watch_ask(hetccl_watch_t* watch, int* has_gone)
+    int hetccl_watch_ended(const hetccl_watch_t* watch)
+    int64_t hetccl_now_ns()
+
+cdef extern from *:
+    """
+    #include <sched.h>
+    #include <time.h>
+    static inline void hetccl_pause(long ns) { nanosleep(&(struct timespec){0, ns}, NULL); }
+    """
+    int sched_yield() noexcept nogil
+    void hetccl_pause(long ns) noexcept nogil
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+    unsigned long PyThread_get_thread_ident() noexcept
+
+cdef enum:
+    # Between two looks at signals and the clock. Bounds the reaction to Ctrl-C.
+    LOOK_NS = 50000000
+    # A call that connects nobody is done within this; then the pauses grow, since connecting takes milliseconds.
+    AWAKE_NS = 200000
+    PAUSE_NS = 50000
+    LONGEST_PAUSE_NS = 1000000
+    # The kernel tells of a peer's end a little after the library has noticed that its connection broke.
+    PEER_NEWS_NS = 300000000
+    # Codes by which NCCL, RCCL (4, 5) and oneCCL (4, 5) blame the caller: no peer's end is behind those.
+    INVALID_ARGUMENT = 4
+    INVALID_USAGE = 5
+
+# Longer waits than this many seconds (285 years) do not fit into nanoseconds.
+LONGEST_S = 9e9
+# Between two looks of a call at whether another thread's has ended.
+OTHERS_S = 1e-3
+
+# How often this process has come out of a fork; a communicator works only in the process that built it.
+cdef int forks = 0
+# Of the communicators that are watched, linked.
+cdef hetccl_watch_t* watches = NULL
 
 
+def leave_parent():
+    """The child of a fork has none of its parent's threads."""
+    global forks, watches
+    forks += 1
+    watches = NULL
+
+
+def end_watches():
+    """No native thread may be inside a library when the process takes that down."""
+    global watches
+    while watches != NULL:
+        hetccl_watch_close(watches)
+        watches = watches.next
+
+
+os.register_at_fork(after_in_child=leave_parent)
+atexit.register(end_watches)
+
+
+@cython.final
 cdef class VendorComm:
-    """One rank's end of an island."""
+    """One rank's end of an island. Collective: all its ranks must make theirs.
+
+    ccl, runtime : what serves the island
+    device       : int, index of the runtime's; 0 for the host's
+    nranks, rank : of the island
+    unique_id    : bytes, ccl.unique_id() of one of the ranks
+    timeout_s    : seconds that a wait may last
+    peers        : sequence of (rank, pid): other ranks on this host, as errors shall name them
+    float8       : what float8's bits mean on the devices: "ocp", "fnuz" or "mixed"
+    Blocks       : until all ranks have come
+    Raises       : CommTimeout, PeerError, NcclError and the like; what was half made has then been aborted
+    """
+
+    def __cinit__(self):
+        self.place = NULL
+        self.handle = NULL
+        self.registered = set()
+
+    def __init__(self, Ccl ccl not None, Runtime runtime not None, int device, int nranks, int rank, bytes unique_id,
+                 double timeout_s, peers=(), str float8="ocp"):
+        cdef const char* id_ = unique_id
+        cdef void* saved = NULL
+        cdef int code
+        if self.place != NULL:
+            raise RuntimeError("VendorComm: it has been made already")
+        if not 0 <= rank < nranks:
+            raise ValueError(f"rank: {rank} is none of an island of {nranks}")
+        if <size_t>len(unique_id) != ccl.table.id_nbytes:
+            raise ValueError(f"unique_id: {len(unique_id)} bytes; {ccl.name}'s has {ccl.table.id_nbytes}")
+        self.prepare(ccl, runtime, device, <int64_t>(min(timeout_s, LONGEST_S) * 1e9))
+        self.rank, self.nranks, self.float8 = rank, nranks, float8
+        self.enter("Comm", &saved)
+        try:
+            with nogil:
+                code = self.functions.init(self.functions, self.place, nranks, id_, rank)
+        finally:
+            self.leave(saved)
+        self.handle = self.place[0]
+        self.start(peers)
+        self.be_born(code, "Comm", "init")
+
+    cdef int prepare(self, Ccl ccl, Runtime runtime, int device, int64_t timeout_ns) except -1:
+        self.ccl, self.runtime, self.device = ccl, runtime, device
+        self.functions, self.gpu = ccl.table, runtime.table
+        self.timeout_ns = timeout_ns
+        self.generation = forks
+        hetccl_watch_init(&self.watch, self.functions, self.gpu, device, &self.handle, &self.lost)
+        self.place = <void**>calloc(1, sizeof(void*))
+        if self.place == NULL:
+            raise MemoryError("a communicator's handle")
+        return 0
+
+    cdef int start(self, object peers) except -1:
+        """Let the watch begin. peers: (rank, pid)s."""
+        global watches
+        cdef int i, error, npeers = len(peers)
+        cdef hetccl_peer_t* found
+        if self.handle == NULL:
+            return 0
+        found = <hetccl_peer_t*>calloc(max(npeers, 1), sizeof(hetccl_peer_t))
+        if found == NULL:
+            raise MemoryError("the peers of a communicator")
+        for i in range(npeers):
+            found[i].rank, found[i].pid = peers[i]
+        error = hetccl_watch_open(&self.watch, found, npeers)
+        if error != 0:
+            self.abort()
+            raise OSError(error, "the watch over a communicator cannot be started (limit of threads or open files?)")
+        self.watch.next = watches
+        watches = &self.watch
+        return 0
+
+    cdef int be_born(self, int code, str call, str function) except -1:
+        """Wait until a new communicator is ready; one that does not get so is aborted."""
+        try:
+            if code != 0:
+                self.conclude(code, call, function)
+        except BaseException:
+            self.abort()
+            self.unwatch()
+            raise
+        return 0
+
+    def Split(self, int color, int key, peers=()):
+        """A communicator of the ranks that give the same color, in order of their keys. Collective.
+
+        color   : int from 0, or -1: in none
+        peers   : as of the class, of the new communicator
+        Returns : VendorComm, or None for color -1
+        Raises  : SymbolNotFound (the library cannot: ccl.supports("split")), CommTimeout, PeerError, NcclError
+        """
+        cdef VendorComm child = VendorComm.__new__(VendorComm)
+        cdef void* handle
+        cdef void* saved = NULL
+        cdef int code
+        self.usable("Split")
+        child.prepare(self.ccl, self.runtime, self.device, self.timeout_ns)
+        child.float8 = self.float8
+        handle = self.enter("Split", &saved)
+        try:
+            with nogil:
+                code = self.functions.split(self.functions, handle, color, key, child.place)
+        finally:
+            self.leave(saved)
+        if code != 0:
+            self.conclude(code, "Split", "split")
+        child.handle = child.place[0]
+        if child.handle == NULL:
+            return None
+        child.start(peers)
+        # The parent is done; the library may still be connecting the child.
+        child.be_born(self.functions.in_progress, "Split", "split")
+        self.ccl.check(self.functions.count(child.handle, &child.nranks), "Split", "count")
+        self.ccl.check(self.functions.user_rank(child.handle, &child.rank), "Split", "user_rank")
+        return child
+
+    def register(self, size_t ptr, size_t nbytes):
+        """Let the library prepare a buffer of the device for what will be sent from or received into it.
+
+        Returns : int, for deregister
+        Raises  : SymbolNotFound (the library cannot), NcclError
+        """
+        cdef void* saved = NULL
+        cdef void* token = NULL
+        cdef void* handle
+        cdef int code
+        self.usable("register")
+        handle = self.enter("register", &saved)
+        try:
+            with nogil:
+                code = self.functions.register_buffer(handle, <void*>ptr, nbytes, &token)
+        finally:
+            self.leave(saved)
+        if code != 0:
+            self.conclude(code, "register", "register_buffer")
+        self.registered.add(<size_t>token)
+        return <size_t>token
+
+    def deregister(self, size_t token):
+        """Undo register. Raises ValueError (not of this communicator), NcclError."""
+        cdef void* saved = NULL
+        cdef void* handle
+        cdef int code
+        self.usable("deregister")
+        if token not in self.registered:
+            raise ValueError(f"token: {token} is of no buffer that is registered with this communicator")
+        handle = self.enter("deregister", &saved)
+        try:
+            with nogil:
+                code = self.functions.deregister_buffer(handle, <void*>token)
+        finally:
+            self.leave(saved)
+        self.registered.discard(token)
+        if code != 0:
+            self.conclude(code, "deregister", "deregister_buffer")
+
+    def check(self, str call):
+        """Raise what a call would raise because of the communicator: CommClosed, PeerError, NcclError and the like."""
+        self.usable(call)
+
+    def wait(self, int code, str call, str function):
+        """Conclude a call of one of the library's functions by its code: wait, or raise.
+
+        function : its slot's name, "all_reduce"
+        """
+        if code != 0:
+            self.conclude(code, call, function)
+
+    @property
+    def address(self):
+        """The library's communicator, such as an ncclComm_t, as int; 0 when it has ended."""
+        return <size_t>self.handle
+
+    def abort(self):
+        """End the communicator without the other ranks, from any thread; calls that wait in it end. At most 5 s.
+
+        Returns : whether the library has ended it in time
+        """
+        cdef void* comm
+        cdef int code = 0
+        if self.place == NULL or self.generation != forks:
+            return True
+        comm = hetccl_watch_take(&self.watch)
+        if comm != NULL:
+            self.aborted = True
+            with nogil:
+                code = hetccl_watch_abort(&self.watch, comm)
+        return code == 0
+
+    def close(self):
+        """Free the communicator, when its work is done; again: nothing. Collective where the library wants it so.
+
+        Raises : CommTimeout, NcclError and the like; it has been aborted then
+        """
+        if self.closed or self.place == NULL:
+            return
+        self.closed = True
+        if self.generation != forks:
+            return
+        try:
+            self.finalize()
+            self.destroy()
+        finally:
+            self.abort()
+            self.unwatch()
+
+    cdef int finalize(self) except -1:
+        cdef void* saved = NULL
+        cdef void* handle
+        cdef int code
+        if self.handle == NULL:
+            return 0
+        try:
+            handle = self.enter("Free", &saved)
+            try:
+                for token in self.registered:
+                    self.functions.deregister_buffer(handle, <void*><size_t>token)
+                with nogil:
+                    code = self.functions.finalize(handle)
+            finally:
+                self.leave(saved)
+            if code != 0 and code != HETCCL_MISSING:
+                self.conclude(code, "Free", "finalize")
+        except PeerError:
+            pass  # what cannot be finished with the dead has been ended by the watch
+        return 0
+
+    cdef int destroy(self) except -1:
+        """Free what is finalized, on a thread of its own: the library may hang."""
+        cdef void* comm = hetccl_watch_take(&self.watch)
+        cdef hetccl_job_t* job
+        cdef int code = 0, has_ended = 0
+        cdef int64_t began = hetccl_now_ns()
+        if comm == NULL:
+            return 0
+        job = hetccl_job_start(self.gpu, self.device, self.functions.destroy, comm)
+        if job == NULL:
+            raise MemoryError("a thread that frees the communicator")
+        try:
+            while not has_ended:
+                with nogil:
+                    has_ended = hetccl_job_wait(job, LOOK_NS, &code)
+                PyErr_CheckSignals()
+                if not has_ended and hetccl_now_ns() - began > self.timeout_ns:
+                    raise CommTimeout(f"Free: {self.ccl.name} has been freeing the communicator for "
+                                      f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT)", call="Free")
+        finally:
+            hetccl_job_drop(job)
+        if code != 0 and code != self.functions.in_progress:
+            raise self.ccl.error_of(code, "Free", "destroy", None)
+        return 0
+
+    cdef void unwatch(self) noexcept:
+        """End the watch; idempotent."""
+        hetccl_watch_unlink(&watches, &self.watch)
+        with nogil:
+            hetccl_watch_close(&self.watch)
+
+    cdef void* enter(self, str call, void** saved) except? NULL:
+        """Keep the communicator from being freed, and make its device the thread's; answers the handle."""
+        cdef int code
+        cdef void* handle = vendor_hold(self)
+        if handle == NULL and self.place[0] != NULL:
+            vendor_release(self)
+            self.refuse(call)
+        code = self.gpu.enter(self.device, saved)
+        if code != 0:
+            vendor_release(self)
+            self.runtime.check(code, "enter")
+        return handle
+
+    cdef int leave(self, void* saved) except -1:
+        vendor_release(self)
+        return self.runtime.check(self.gpu.leave(saved), "leave")
 
     cdef int usable(self, str call) except -1:
-        return 0
+        if self.handle != NULL and self.waits == 0 and not self.closed and self.generation == forks:
+            return 0
+        return self.refuse(call)
+
+    cdef int refuse(self, str call) except -1:
+        if self.generation != forks:
+            raise CommClosed(f"{call}: the communicator belongs to the parent of this forked process", call=call)
+        if self.closed or self.handle == NULL:
+            return self.raise_ended(call)
+        return self.await_others(call)
+
+    cdef int await_others(self, str call) except -1:
+        """Wait until no other thread waits in the communicator: the library takes no call while one is in progress."""
+        cdef int64_t began = hetccl_now_ns()
+        while self.waits > 0:
+            if self.waiter == PyThread_get_thread_ident():
+                raise RuntimeError(f"{call}: this thread waits in the communicator (called from a signal handler?)")
+            if hetccl_now_ns() - began > self.timeout_ns:
+                raise CommTimeout(f"{call}: another thread has been in a call of the communicator for "
+                                  f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT)", call=call)
+            time.sleep(OTHERS_S)
+        return self.raise_ended(call) if self.handle == NULL else 0
+
+    cdef int raise_ended(self, str call) except -1:
+        """Raise why the communicator has ended."""
+        cdef int peer = self.watch.lost_rank
+        if self.lost and peer != HETCCL_WATCH_NOBODY:
+            raise PeerError(f"{call}: rank {peer} has ended; {self.ccl.name}'s communicator was aborted and cannot be used "
+                            "any more", call=call, peer=peer)
+        if self.lost:
+            detail = (<bytes>(<char*>self.watch.text)).decode(errors="replace").strip()
+            raise self.ccl.error_of(self.watch.error, call, "async_error", detail)
+        what = "aborted" if self.aborted else "freed"
+        raise CommClosed(f"{call}: the communicator has been {what}", call=call)
 
     cdef int conclude(self, int code, str call, str function) except -1:
-        return 0
+        if code == self.functions.in_progress:
+            code = self.await_end(call, function)
+        return 0 if code == 0 else self.raise_code(code, call, function)
+
+    cdef int await_end(self, str call, str function) except -1:
+        """Wait until what is in progress has ended; answers its code. A wait that is given up ends the communicator."""
+        cdef int code, has_gone = 0
+        self.waits += 1
+        self.waiter = PyThread_get_thread_ident()
+        try:
+            with nogil:
+                code = self.poll_on(&has_gone, call, function)
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self.waits -= 1
+        return self.raise_ended(call) if has_gone else code
+
+    cdef int poll_on(self, int* has_gone, str call, str function) except? -1 nogil:
+        cdef int64_t began = hetccl_now_ns(), now = began, looked = began
+        cdef int state = hetccl_watch_ask(&self.watch, has_gone)
+        while state == self.functions.in_progress and not has_gone[0]:
+            now = hetccl_now_ns()
+            if now - looked > LOOK_NS:
+                looked = now
+                with gil:
+                    self.look_around(now - began, call, function)
+            if now - began < AWAKE_NS:
+                sched_yield()
+            else:
+                hetccl_pause(min(PAUSE_NS + (now - began) // 100, <int64_t>LONGEST_PAUSE_NS))
+            state = hetccl_watch_ask(&self.watch, has_gone)
+        return state
+
+    cdef int look_around(self, int64_t waited_ns, str call, str function) except -1:
+        """Twenty times a second: is there a signal for Python, is the time over?"""
+        PyErr_CheckSignals()
+        if waited_ns < self.timeout_ns:
+            return 0
+        raise CommTimeout(f"{call}: {self.ccl.name}'s {self.ccl.symbol(function)} has been in progress for "
+                          f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT): a rank of the island has not come to the same "
+                          "call, or cannot be reached", call=call)
+
+    cdef int raise_code(self, int code, str call, str function) except -1:
+        """Raise what a code means; a peer's end, where there is one behind it."""
+        cdef int peer = HETCCL_WATCH_NOBODY
+        cdef int64_t until = hetccl_now_ns() + PEER_NEWS_NS
+        if code != HETCCL_MISSING and code != INVALID_ARGUMENT and code != INVALID_USAGE:
+            with nogil:
+                peer = hetccl_watch_ended(&self.watch)
+                while peer == HETCCL_WATCH_NOBODY and self.watch.npeers > 0 and hetccl_now_ns() < until:
+                    hetccl_pause(LONGEST_PAUSE_NS)
+                    peer = hetccl_watch_ended(&self.watch)
+        if peer != HETCCL_WATCH_NOBODY:
+            raise PeerError(f"{call}: rank {peer} has ended", call=call, code=code, peer=peer)
+        if self.handle == NULL and code != HETCCL_MISSING:
+            self.raise_ended(call)
+        raise self.ccl.error_of(code, call, function, None)
+
+    def __dealloc__(self):
+        # The library's communicator is left to the end of the process: freeing it may wait for the other ranks.
+        if self.place != NULL and self.generation == forks:
+            self.unwatch()
+            if not self.aborted and not self.lost:
+                free(self.place)

@@ -42,6 +42,8 @@ struct hetccl_ccl {
     int (*finalize)(void *comm);
     int (*destroy)(void *comm);
     int (*abort)(void *comm);
+    int (*count)(void *comm, int *nranks);
+    int (*user_rank)(void *comm, int *rank);
     int (*op_create)(int *op, void *factor, int dtype, int residence, void *comm); /* residence 1: read at the call */
     int (*op_destroy)(int op, void *comm);
     int (*register_buffer)(void *comm, void *ptr, size_t nbytes, void **handle);
