@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from hetccl import _buffer, _comm, _endpoint, _layout, _lists, _op, _shm, config, topology
+from hetccl import _buffer, _comm, _endpoint, _layout, _lists, _op, _shm, config, island, topology, vendors
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
@@ -92,6 +92,26 @@ class Membership:
         fitting = uneven_algorithms(collective, groups) if uneven else algorithms(collective)
         table = ((None, wanted),) if wanted in fitting else select.table(collective, groups, uneven=uneven)
         return [(limit, build(collective, groups, root, name, in_place=in_place)) for limit, name in table]
+
+    def open_island(self, vendor, device, exchange, call):
+        """Meet the other ranks in the vendor's library; see hetccl.island.
+
+        exchange : callable, bytes -> every rank's bytes; collective
+        """
+        return island.open_island(
+            vendor,
+            device,
+            self.rank,
+            self.size,
+            self.members,
+            self.settings,
+            lambda value: [pickle.loads(card) for card in exchange(pickle.dumps(value))],
+            call,
+        )
+
+    def device_of(self, vendor, address):
+        """Index of the device whose memory it is; 0 for memory that the vendor's runtime does not know."""
+        return max(0, vendors.open_runtime(vendor, self.settings).pointer(address)["device"])
 
     def fill_status(self, status, source, tag, nbytes):
         """Write the outcome of a receive into an MPI.Status, as MPI_Recv would."""
@@ -345,7 +365,7 @@ def _check_alike(cards, members):
         raise HetcclError(f"Comm: ranks run different versions of hetccl: {versions}", call="Comm")
     # A rank with another plan, or another idea of whether calls are compared first, would take its peers' bytes for
     # something else.
-    for name in ("algorithm", "check"):
+    for name in ("algorithm", "check", "host_ccl"):
         choices = {}
         for rank, card in enumerate(cards):
             choices.setdefault(getattr(card[5], name), []).append(rank)

@@ -8,6 +8,8 @@ class Comm(_comm.Comm):
 
     comm    : mpi4py intracommunicator. Building is collective: all its ranks must take part. It is used for that alone,
               and for what hetccl does not do itself: any other method or attribute is the MPI communicator's
+    device  : whole number: set up the vendor's library for GPU buffers now, on this device; all ranks must give one.
+              None: the first call on GPU buffers does, on the device of its buffer, and needs all ranks
     Raises  : TypeError, ValueError (not a usable communicator), CommClosed (MPI is finalized), CommTimeout (`.peer`:
               the ranks that did not come within HETCCL_TIMEOUT), HetcclError (a rank cannot take part: why, and which)
 
@@ -19,8 +21,12 @@ class Comm(_comm.Comm):
 
     __slots__ = ()
 
-    def __new__(cls, comm):
+    def __new__(cls, comm, *, device=None):
         # mpi4py initializes MPI when it is imported: not before the first communicator is built.
         from hetccl import bootstrap
 
-        return super().__new__(cls, bootstrap.join(comm))
+        made = super().__new__(cls, bootstrap.join(comm))
+        made._use_host_library()
+        if device is not None:
+            made._connect(device)
+        return made

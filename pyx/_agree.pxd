@@ -12,7 +12,8 @@ cdef enum:
     CHECK_DTYPE = 3
     CHECK_COUNT = 4                      # elements of a unit
     CHECK_FORTRAN = 5
-    CHECK_WORDS = 6
+    CHECK_MEMORY = 6                     # HETCCL_MEM_*
+    CHECK_WORDS = 7
 
 
 ctypedef struct Check:

@@ -17,6 +17,9 @@ cdef enum:
     MOST_PAIRS = 8
 
 
+MEMORY_NAMES = ("host", "cuda", "hip", "oneapi")  # by HETCCL_MEM_*
+
+
 cdef int check_open(Check* check, int nranks) except -1:
     check.nwords = CHECK_WORDS + 2 * nranks
     check.mine = <int64_t*>calloc((nranks + 1) * check.nwords, sizeof(int64_t))
@@ -65,6 +68,7 @@ cdef object check_error(const Check* check, int nranks, int rank):
         ("dtype", CHECK_DTYPE, name_of_dtype),
         ("count", CHECK_COUNT, int),
         ("memory order", CHECK_FORTRAN, "CF".__getitem__),
+        ("memory", CHECK_MEMORY, MEMORY_NAMES.__getitem__),
     ):
         values = [name(words_of(check, r)[<int>word]) for r in range(nranks)]
         if len(set(values)) > 1:

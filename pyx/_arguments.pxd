@@ -11,16 +11,8 @@ cdef object whole(object value, str argument)
 # A tag that MPI allows.
 cdef int64_t tag_of(object value, str argument) except -2
 
-# stream is for device buffers, which this version refuses.
+# stream is for device buffers.
 cdef int refuse_stream(object stream) except -1
-
-# span_of, for memory that the CPU can touch.
-cdef int host_span(object obj, Span* span, str argument, bint writable, int64_t blocks) except -1
-
-# parts_of and parts_of_w, likewise.
-cdef int host_parts(object obj, Span* span, str argument, bint writable, int nparts, Part* parts) except -1
-cdef int host_parts_w(object obj, Span* span, str argument, bint writable, int nparts, Part* parts,
-                      list owners) except -1
 
 # A reduction's buffers: elements one after another.
 cdef int reducible(Span* span, str argument) except -1

@@ -6,10 +6,8 @@ from cpython.number cimport PyIndex_Check
 from libc.limits cimport INT_MAX
 from libc.stdint cimport uint8_t
 
-from hetccl._abi cimport HETCCL_MEM_HOST
-from hetccl._buffer cimport dtype_name, span_check_overlap, span_of
+from hetccl._buffer cimport dtype_name, span_check_overlap
 from hetccl._overlap cimport parts_shared_across
-from hetccl._spec cimport parts_of, parts_of_w
 
 
 cdef object whole(object value, str argument):
@@ -29,28 +27,6 @@ cdef int refuse_stream(object stream) except -1:
     if stream is not None:
         raise ValueError("stream: is for device buffers; host buffers are done on return")
     return 0
-
-
-cdef inline int on_host(Span* span, str argument) except -1:
-    if span.kind != HETCCL_MEM_HOST:
-        raise NotImplementedError(f"{argument}: is device memory; this version's collectives run on host buffers")
-    return 0
-
-
-cdef int host_span(object obj, Span* span, str argument, bint writable, int64_t blocks) except -1:
-    span_of(obj, span, argument, writable, blocks)
-    return on_host(span, argument)
-
-
-cdef int host_parts(object obj, Span* span, str argument, bint writable, int nparts, Part* parts) except -1:
-    parts_of(obj, span, argument, writable, nparts, parts)
-    return on_host(span, argument)
-
-
-cdef int host_parts_w(object obj, Span* span, str argument, bint writable, int nparts, Part* parts,
-                      list owners) except -1:
-    parts_of_w(obj, span, argument, writable, nparts, parts, owners)
-    return on_host(span, argument)
 
 
 cdef int reducible(Span* span, str argument) except -1:

@@ -1,7 +1,43 @@
 """An array of any library -> where and how its elements lie. Layer L2, below _buffer."""
 
 from cpython.buffer cimport Py_buffer
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef extern from "hetccl/arrays.h" nogil:
+    ctypedef struct hetccl_dldevice_t:
+        int32_t type
+        int32_t id
+
+    ctypedef struct hetccl_dldtype_t:
+        uint8_t code
+        uint8_t bits
+        uint16_t lanes
+
+    ctypedef struct hetccl_dltensor_t:
+        void* data
+        hetccl_dldevice_t device
+        int32_t ndim
+        hetccl_dldtype_t dtype
+        int64_t* shape
+        int64_t* strides
+        uint64_t byte_offset
+
+    ctypedef struct hetccl_dlmanaged_t:
+        hetccl_dltensor_t tensor
+        void (*deleter)(hetccl_dlmanaged_t*) noexcept
+
+    ctypedef struct hetccl_dlversioned_t:
+        uint32_t major
+        uint64_t flags
+        hetccl_dltensor_t tensor
+        void (*deleter)(hetccl_dlversioned_t*) noexcept
+
+    ctypedef struct hetccl_dlexchange_t:
+        uint32_t major
+        hetccl_dlexchange_t* previous
+        int (*managed_from_object)(void* obj, hetccl_dlversioned_t** out) except -1
+        int (*tensor_from_object)(void* obj, hetccl_dltensor_t* out) except -1
+        int (*current_stream)(int32_t device_type, int32_t device, void** stream) except -1
 
 cdef enum:
     ARRAY_MAX_NDIM = 64        # NumPy's limit
@@ -37,3 +73,10 @@ ctypedef struct Memory:
 # writable: the caller will write, so a copy by the exporter is refused. After an error, too, export must be released.
 cdef int array_read(object obj, Export* export, Memory* memory, object arg, bint writable) except -1
 cdef void export_release(Export* export) noexcept
+
+# The type's DLPack exchange table of our major version, or NULL.
+cdef hetccl_dlexchange_t* exchange_of(object cls) except? NULL
+# Have obj's library let `stream`, a number as its __dlpack__ takes it, wait for what produces obj.
+cdef int dlpack_await(object obj, object stream) except -1
+# Whether cls is, or descends from, this class of a library that the program has imported; "cupy", "ndarray".
+cdef bint is_of(object cls, str library, str name) except -1

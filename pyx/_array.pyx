@@ -10,7 +10,7 @@ import sys
 cimport cython
 from cpython.buffer cimport Py_buffer, PyBUF_RECORDS_RO, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uintptr_t
 
 from hetccl._abi cimport (
     HETCCL_BFLOAT16, HETCCL_COMPLEX64, HETCCL_COMPLEX128, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_MEM_CUDA,
@@ -20,6 +20,7 @@ from hetccl._dtype cimport (
     BYTEORDER_SWAPPED, CODE_OPAQUE, CODE_SWAPPED, CODE_UNASKED, CODE_UNSUPPORTED, code_of, code_of_format, code_of_name,
     dtype_itemsize, type_name,
 )
+from hetccl._foreign cimport CupyArray, cupy_layout_known, cupy_read, torch_is_plain, torch_layout_known
 
 cdef extern from "hetccl/arrays.h" nogil:
     ctypedef struct hetccl_descr_t:
@@ -51,40 +52,6 @@ cdef extern from "hetccl/arrays.h" nogil:
         HETCCL_DL_READ_ONLY
         HETCCL_DL_IS_COPIED
 
-    ctypedef struct hetccl_dldevice_t:
-        int32_t type
-        int32_t id
-
-    ctypedef struct hetccl_dldtype_t:
-        uint8_t code
-        uint8_t bits
-        uint16_t lanes
-
-    ctypedef struct hetccl_dltensor_t:
-        void* data
-        hetccl_dldevice_t device
-        int32_t ndim
-        hetccl_dldtype_t dtype
-        int64_t* shape
-        int64_t* strides
-        uint64_t byte_offset
-
-    ctypedef struct hetccl_dlmanaged_t:
-        hetccl_dltensor_t tensor
-        void (*deleter)(hetccl_dlmanaged_t*) noexcept
-
-    ctypedef struct hetccl_dlversioned_t:
-        uint32_t major
-        uint64_t flags
-        hetccl_dltensor_t tensor
-        void (*deleter)(hetccl_dlversioned_t*) noexcept
-
-    ctypedef struct hetccl_dlexchange_t:
-        uint32_t major
-        hetccl_dlexchange_t* previous
-        int (*managed_from_object)(void* obj, hetccl_dlversioned_t** out) except -1
-        int (*tensor_from_object)(void* obj, hetccl_dltensor_t* out) except -1
-
     int hetccl_layout_order(int ndim, const int64_t* shape, const int64_t* strides, int64_t unit)
 
 cdef enum:
@@ -93,6 +60,7 @@ cdef enum:
     READERS_MAX = 1024   # classes made at run time must not pile up
     DLPACK_MAJOR = 1
     # Array API standard, __dlpack__(stream=-1): do not synchronise, for CUDA and ROCm alike (None, 0, 1 and 2 differ).
+    # JAX takes any number for a handle, which the driver would then follow; it waits for nothing if told of no stream.
     DLPACK_NO_SYNC = -1
 
 ctypedef int (*reader_t)(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1
@@ -113,7 +81,10 @@ cdef class Reader:
     cdef reader_t read
     cdef hetccl_dlexchange_t* exchange  # of read_exchange; lives as long as the process
     cdef bint legacy                    # DLPack 0.x: __dlpack__ takes neither max_version nor copy
+    cdef object no_sync                 # the stream argument with which __dlpack__ waits for nothing
     cdef bint immutable                 # the library forbids writing, though its protocol cannot say so
+    cdef int kind                       # HETCCL_MEM_* of read_cupy
+    cdef bint plain                     # torch_is_plain may be asked
     cdef bint autograd                  # torch: lazy conjugation and gradients are not part of the protocol
 
 
@@ -127,7 +98,7 @@ cdef int array_read(object obj, Export* export, Memory* memory, object arg, bint
     reader.read(reader, obj, export, memory, arg, writable)
     if reader.immutable:
         memory.readonly = True
-    if reader.autograd:
+    if reader.autograd and not (reader.plain and torch_is_plain(obj)):
         check_tensor(obj, memory, arg)
     return 0
 
@@ -141,6 +112,10 @@ cdef Reader reader_of(object obj, object arg):
         if hasattr(cls, "mask"):
             raise TypeError(f"{arg}: {type_name(obj)} has a mask, which no collective honours; pass its .data")
         reader.read = read_numpy
+    elif is_of(cls, "cupy", "ndarray") and numpy_layout_holds(numpy):
+        # Before its DLPack: that takes a microsecond, and does not know bfloat16.
+        reader.read = read_cupy if cupy_holds(obj) else read_cupy_attributes
+        reader.kind = HETCCL_MEM_HIP if sys.modules["cupy"].cuda.runtime.is_hip else HETCCL_MEM_CUDA
     elif reader.exchange != NULL:
         reader.read = read_exchange
     elif hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
@@ -153,7 +128,9 @@ cdef Reader reader_of(object obj, object arg):
     else:
         raise_no_array(obj, arg)
     reader.immutable = cls.__module__.partition(".")[0] in ("jax", "jaxlib")
+    reader.no_sync = None if reader.immutable else DLPACK_NO_SYNC
     reader.autograd = hasattr(cls, "requires_grad") and hasattr(cls, "is_neg") and hasattr(cls, "is_conj")
+    reader.plain = is_of(cls, "torch", "Tensor") and torch_layout_known(sys.modules["torch"])
     if len(readers) >= READERS_MAX:
         readers.clear()
     readers[cls] = reader
@@ -166,6 +143,11 @@ cdef int raise_no_array(object obj, object arg) except -1:
         f"{arg}: {type_name(obj)} is no buffer: it is no numpy.ndarray and has no __dlpack__ with __dlpack_device__, "
         f"no buffer protocol and no __cuda_array_interface__{hint}. A spec is [data, count, datatype]"
     )
+
+
+cdef bint is_of(object cls, str library, str name) except -1:
+    base = getattr(sys.modules.get(library), name, None)
+    return isinstance(base, type) and issubclass(cls, base)
 
 
 cdef hetccl_dlexchange_t* exchange_of(object cls) except? NULL:
@@ -211,19 +193,7 @@ cdef bint numpy_layout_holds(object numpy) except -1:
 
 cdef int read_numpy(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     cdef hetccl_ndarray_t* array = <hetccl_ndarray_t*> <void*> obj
-    cdef int num = array.descr.type_num
-    cdef int code = numpy_codes[num] if 0 <= num < NUMPY_NUMS else CODE_UNASKED
-    if code == CODE_UNASKED:
-        code = numpy_code_ask(obj.dtype)
-    if code >= 0:
-        memory.itemsize = dtype_itemsize(code)
-        if array.descr.byteorder == BYTEORDER_SWAPPED:
-            code = CODE_SWAPPED
-    else:
-        memory.itemsize = obj.dtype.itemsize
-        if obj.dtype.hasobject:
-            code = CODE_OPAQUE
-    memory.code = code
+    dtype_read(<object> <void*> array.descr, memory)
     memory.ptr = array.data
     memory.kind = HETCCL_MEM_HOST
     memory.device = 0
@@ -233,6 +203,85 @@ cdef int read_numpy(Reader reader, object obj, Export* export, Memory* memory, o
     memory.shape = <const int64_t*> array.shape
     memory.strides = <const int64_t*> array.strides
     memory.stride_unit = 1
+    return 0
+
+
+cdef int dtype_read(object dtype, Memory* memory) except -1:
+    """Code and itemsize of a NumPy dtype, whose layout must have been checked."""
+    cdef hetccl_descr_t* descr = <hetccl_descr_t*> <void*> dtype
+    cdef int num = descr.type_num
+    cdef int code = numpy_codes[num] if 0 <= num < NUMPY_NUMS else CODE_UNASKED
+    if code == CODE_UNASKED:
+        code = numpy_code_ask(dtype)
+    if code >= 0:
+        memory.itemsize = dtype_itemsize(code)
+        if descr.byteorder == BYTEORDER_SWAPPED:
+            code = CODE_SWAPPED
+    else:
+        memory.itemsize = dtype.itemsize
+        if dtype.hasobject:
+            code = CODE_OPAQUE
+    memory.code = code
+    return 0
+
+
+cdef bint cupy_holds(object obj) except -1:
+    """Whether this array is read from its memory as its attributes describe it."""
+    cdef CupyArray array
+    if not cupy_layout_known(sys.modules["cupy"]) or not cupy_read(obj, &array):
+        return False
+    flags = HETCCL_NPY_C * obj.flags.c_contiguous | HETCCL_NPY_F * obj.flags.f_contiguous
+    return (<uintptr_t> array.ptr, array.device, array.count, array.order, <uintptr_t> array.dtype) == (
+        obj.data.ptr, obj.data.device_id, obj.size, flags, id(obj.dtype)
+    )
+
+
+cdef int read_cupy(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
+    cdef CupyArray array
+    if not cupy_read(obj, &array):
+        raise BufferError(f"{arg}: {type_name(obj)} was made without memory")
+    dtype_read(<object> array.dtype, memory)
+    memory.ptr = array.ptr
+    memory.device = array.device
+    memory.order = array.order
+    memory.readonly = False
+    memory.kind = reader.kind
+    if array.order == 0:
+        return shape_store(memory, obj.shape, obj.strides, arg)
+    memory.ndim = 1  # contiguous: its shape is of no further interest
+    memory.store[0] = array.count
+    memory.shape = &memory.store[0]
+    memory.strides = NULL
+    memory.stride_unit = 1
+    return 0
+
+
+cdef int read_cupy_attributes(
+    Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable,
+) except -1:
+    data = obj.data
+    dtype_read(obj.dtype, memory)
+    memory.ptr = <void*> <uintptr_t> data.ptr
+    memory.device = data.device_id
+    memory.readonly = False
+    memory.kind = reader.kind
+    return shape_store(memory, obj.shape, obj.strides, arg)
+
+
+cdef int shape_store(Memory* memory, object shape, object strides, object arg) except -1:
+    """Keep a shape and its strides in bytes, None for C order, and tell the order."""
+    cdef int i
+    memory.ndim = len(shape)
+    if memory.ndim > ARRAY_MAX_NDIM:
+        raise BufferError(f"{arg}: {memory.ndim} dimensions; at most {ARRAY_MAX_NDIM} are supported")
+    for i in range(memory.ndim):
+        memory.store[i] = shape[i]
+        if strides is not None:
+            memory.store[ARRAY_MAX_NDIM + i] = strides[i]
+    memory.shape = &memory.store[0]
+    memory.strides = NULL if strides is None else &memory.store[ARRAY_MAX_NDIM]
+    memory.stride_unit = 1
+    memory.order = hetccl_layout_order(memory.ndim, memory.shape, memory.strides, memory.itemsize)
     return 0
 
 
@@ -290,7 +339,7 @@ cdef int read_exchange(Reader reader, object obj, Export* export, Memory* memory
 
 cdef int read_dlpack(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     try:
-        capsule = dlpack_capsule(reader, obj)
+        capsule = dlpack_capsule(reader, obj, reader.no_sync)
     except REFUSALS as error:
         raise_refused(obj, arg, error)
     if PyCapsule_IsValid(capsule, "dltensor_versioned"):
@@ -309,19 +358,28 @@ cdef int read_dlpack(Reader reader, object obj, Export* export, Memory* memory, 
     return layout_of_tensor(&(<hetccl_dlmanaged_t*> export.managed).tensor, memory, arg, False)
 
 
-cdef object dlpack_capsule(Reader reader, object obj):
+cdef object dlpack_capsule(Reader reader, object obj, object stream):
     cdef int device = obj.__dlpack_device__()[0]
     cdef bint host = device in (HETCCL_DL_CPU, HETCCL_DL_CUDA_HOST, HETCCL_DL_ROCM_HOST)  # these take no stream
     if not reader.legacy:
         try:
             if host:
                 return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False)
-            return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False, stream=DLPACK_NO_SYNC)
+            return obj.__dlpack__(max_version=DLPACK_VERSION, copy=False, stream=stream)
         except TypeError:  # the one way to learn that a 0.x exporter knows neither keyword; remembered below
             pass
-    capsule = obj.__dlpack__() if host else obj.__dlpack__(stream=DLPACK_NO_SYNC)
+    capsule = obj.__dlpack__() if host else obj.__dlpack__(stream=stream)
     reader.legacy = True
     return capsule
+
+
+cdef int dlpack_await(object obj, object stream) except -1:
+    cdef object found = readers.get(type(obj))
+    try:
+        dlpack_capsule(<Reader> (reader_of(obj, "buffer") if found is None else found), obj, stream)
+    except REFUSALS as error:
+        raise_refused(obj, "buffer", error)
+    return 0
 
 
 cdef int layout_of_versioned(
@@ -384,23 +442,12 @@ cdef int read_cai(Reader reader, object obj, Export* export, Memory* memory, obj
         raise TypeError(f"{arg}: __cuda_array_interface__ of {type_name(obj)} lacks {error}") from error
     if interface.get("mask") is not None:
         raise TypeError(f"{arg}: {type_name(obj)} has a mask, which no collective honours; fill it first")
-    strides = interface.get("strides")
-    memory.ndim = len(shape)
-    if memory.ndim > ARRAY_MAX_NDIM:
-        raise BufferError(f"{arg}: {memory.ndim} dimensions; at most {ARRAY_MAX_NDIM} are supported")
-    for i in range(memory.ndim):
-        memory.store[i] = shape[i]
-        if strides is not None:
-            memory.store[ARRAY_MAX_NDIM + i] = strides[i]
-    memory.shape = &memory.store[0]
-    memory.strides = NULL if strides is None else &memory.store[ARRAY_MAX_NDIM]
-    memory.stride_unit = 1
     memory.itemsize = int(typestr[2:])
     memory.ptr = <void*> <uintptr_t> (ptr or 0)
     memory.readonly = readonly
     memory.kind = HETCCL_MEM_CUDA
     memory.device = DEVICE_UNKNOWN
-    memory.order = hetccl_layout_order(memory.ndim, memory.shape, memory.strides, memory.itemsize)
+    shape_store(memory, shape, interface.get("strides"), arg)
     memory.code = code_of(ord(typestr[1]), memory.itemsize)
     if typestr[1] == "O":
         memory.code = CODE_OPAQUE

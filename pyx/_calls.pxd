@@ -29,6 +29,7 @@ cdef enum:
     SPLIT_TYPE = 22
     DUP = 23
     CREATE = 24
+    CONNECT = 25
 
 cdef enum:
     CALL_BITS = 5

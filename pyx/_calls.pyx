@@ -4,7 +4,7 @@
 CALLS = (
     "Allreduce", "Reduce", "Bcast", "Allgather", "Reduce_scatter_block", "Alltoall", "Barrier", "Gather", "Gatherv",
     "Scatter", "Scatterv", "Allgatherv", "Reduce_scatter", "Alltoallv", "Alltoallw", "Scan", "Exscan",
-    "Send", "Recv", "Sendrecv", "Probe", "Split", "Split_type", "Dup", "Create",
+    "Send", "Recv", "Sendrecv", "Probe", "Split", "Split_type", "Dup", "Create", "set-up of the GPUs",
 )
 
 # The collectives' names in hetccl.plan, by call. A call whose units differ in length runs the plan of the one whose

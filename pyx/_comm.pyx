@@ -3,6 +3,7 @@
 from hetccl._calls cimport CREATE, DUP, SPLIT, SPLIT_TYPE
 from hetccl._endpoint cimport Batch
 from hetccl._request cimport Request
+from hetccl._vendor cimport VendorComm
 
 from hetccl import _endpoint
 from hetccl.errors import CommClosed
@@ -30,7 +31,8 @@ cdef class Comm(Messages):
         Source  : MPI 4.1, section 7.4.2
         """
         self.gather_all(SPLIT)
-        return self.derived(self.mpi.Split(color, key))
+        child = self.mpi.Split(color, key)
+        return self.derived(child, self.split_vendor(color if child else None, key))
 
     def Split_type(self, split_type, key=0, info=None):
         """Make communicators by a property of the ranks, such as MPI.COMM_TYPE_SHARED: those of one host.
@@ -50,7 +52,7 @@ cdef class Comm(Messages):
         Source  : MPI 4.1, section 7.4.2
         """
         self.gather_all(DUP)
-        return self.derived(self.mpi.Dup(info))
+        return self.derived(self.mpi.Dup(info), self.split_vendor(0, self.rank))
 
     def Dup_with_info(self, info):
         """As Dup, with info. Source : MPI 4.1, section 7.4.2"""
@@ -89,13 +91,14 @@ cdef class Comm(Messages):
         """Wait here, with a time-out, for what MPI would wait for without one."""
         return self.barrier(Request, call).run(None)
 
-    cdef object derived(self, object mpi):
+    cdef object derived(self, object mpi, VendorComm vendor=None):
         cdef Comm comm
         if not mpi:
             return mpi
         # If this raises, mpi is not freed: that is collective, and the ranks do not agree any more.
         comm = type(self)(mpi)
         comm.owns_mpi = True
+        comm.vendor = vendor
         return comm
 
     @property
@@ -141,10 +144,12 @@ cdef class Comm(Messages):
             return
         self.closed = True
         try:
+            self.await_queued()
             self.executor.stop()
         except BaseException:
             self.closed = False
             raise
+        self.leave_vendors()
         broken = self.executor.segment.broken()
         self.executor.segment.close()
         # With a rank gone, MPI could wait for it.

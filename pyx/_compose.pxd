@@ -33,6 +33,13 @@ cdef class Fold(Task):                   # the ranks' operands, one after anothe
     cdef object datatype
 
 
+cdef class Unpack(Task):                # for a library that knows no layouts
+    cdef void* target
+    cdef const hetccl_layout_t* layout   # of target
+    cdef const uint8_t* source
+    cdef size_t nbytes
+
+
 cdef class Move(Task):                   # memory that lies in the way of the engine: before it packs, after it copies
     cdef void* target
     cdef const void* source

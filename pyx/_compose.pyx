@@ -46,6 +46,15 @@ cdef class Fold(Task):
         return 0
 
 
+cdef class Unpack(Task):
+    """Put what arrived packed into its places."""
+
+    cdef int after(self) except -1:
+        with nogil:
+            hetccl_layout_copy(self.layout, <uint8_t*>self.target, 0, NULL, self.source, 0, self.nbytes)
+        return 0
+
+
 cdef class Move(Task):
     """Copy before the engine starts (first), or when it is done."""
 

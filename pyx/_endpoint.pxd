@@ -18,6 +18,7 @@ cdef class Batch:                        # the calls inside `with comm.group():`
     cdef list calls                      # (Request, status)
 
     cdef int run(self, list calls) except -1
+    cdef int queue(self, list requests) except -1
 
 
 cdef class Endpoint:
@@ -50,5 +51,5 @@ cdef class Endpoint:
     # HETCCL_CHECK: what this rank says of the call. nbytes sent to and expected from ranks come by expect().
     cdef int declare(self, Request request, int root, int64_t op, Span* given, int64_t count) except -1
     cdef int expect(self, Request request, int peer, int64_t sends, int64_t expects) except -1
-    # Every rank's value, in rank order; a collective, and a wait.
-    cdef list tell(self, int64_t value)
+    # Every rank's value, in rank order; a collective of that name, and a wait.
+    cdef list tell(self, int call, int64_t value)

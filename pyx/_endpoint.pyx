@@ -8,14 +8,17 @@ as in MPI. The GIL is held but for waits.
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc
 
+from hetccl._abi cimport HETCCL_MEM_HOST
 from hetccl._agree cimport (
-    CHECK_CALL, CHECK_COUNT, CHECK_DTYPE, CHECK_FORTRAN, CHECK_OP, CHECK_ROOT, CHECK_WORDS, check_open,
+    CHECK_CALL, CHECK_COUNT, CHECK_DTYPE, CHECK_FORTRAN, CHECK_MEMORY, CHECK_OP, CHECK_ROOT, CHECK_WORDS, check_open,
 )
-from hetccl._arguments cimport refuse_stream, whole
+from hetccl._arguments cimport whole
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, ALLTOALLW, GATHERV, NCOLLECTIVES, REDUCE_SCATTER, SCATTERV,
 )
+from hetccl._launch cimport launch_group_begin, launch_group_finish, launch_groups, launch_in_group, launch_run
 from hetccl._request cimport request_new
+from hetccl._vendor cimport VendorComm
 
 from hetccl._calls import CALLS, PLANS
 from hetccl.errors import CommClosed
@@ -84,8 +87,10 @@ cdef class Batch:
         cdef Request request
         first = None
         try:
+            self.queue([request for request, _ in calls if (<Request>request).is_queued()])
             for request, _ in calls:
-                request.go()
+                if not request.is_queued():
+                    request.go()
         except Exception as error:  # noqa: BLE001 - the calls before it have begun
             first = error
         for request, status in calls:
@@ -95,6 +100,28 @@ cdef class Batch:
                 first = first or error
         if first is not None:
             raise first
+        return 0
+
+    cdef int queue(self, list requests) except -1:
+        """Queue what is for streams: as one group of the library, but for calls that are several steps."""
+        cdef Request request
+        cdef VendorComm vendor
+        if not requests:
+            return 0
+        vendor = (<Request>requests[0]).vendor
+        for request in requests:
+            request.compare()
+        launch_group_begin(vendor)
+        try:
+            for request in requests:
+                if launch_groups(&request.launch):
+                    launch_in_group(vendor, &request.launch)
+        finally:
+            launch_group_finish(vendor, (<Request>requests[0]).work.call)
+        for request in requests:
+            if not launch_groups(&request.launch):
+                launch_run(vendor, &request.launch)
+            request.note_queued(True)
         return 0
 
 
@@ -130,11 +157,14 @@ cdef class Endpoint:
         return rank
 
     cdef Request request(self, type kind, int call, object stream):
+        cdef Request request
         self.usable(call)
-        refuse_stream(stream)
-        return request_new(kind, self.executor, self.membership, call)
+        request = request_new(kind, self.executor, self.membership, call)
+        request.stream = stream
+        return request
 
     cdef int finish(self, Request request, object status) except -1:
+        request.blocking = True
         if self.batch is not None and self.batch.thread == PyThread_get_thread_ident():
             self.batch.calls.append((request, status))
             return 0
@@ -206,6 +236,7 @@ cdef class Endpoint:
         request.check.mine[CHECK_OP] = op
         request.check.mine[CHECK_DTYPE] = -1 if given == NULL else given.dtype
         request.check.mine[CHECK_COUNT] = count
+        request.check.mine[CHECK_MEMORY] = HETCCL_MEM_HOST if given == NULL else given.kind
         request.check.mine[CHECK_FORTRAN] = given != NULL and given.fortran
         request.collective.check = &request.check
         return 0
@@ -216,13 +247,13 @@ cdef class Endpoint:
             request.check.mine[CHECK_WORDS + self.size + peer] = expects
         return 0
 
-    cdef list tell(self, int64_t value):
+    cdef list tell(self, int call, int64_t value):
         """Every rank's value, in rank order."""
-        cdef Request request = self.request(Request, ALLGATHER, None)
+        cdef Request request = self.request(Request, call, None)
         everyone = bytearray(self.size * sizeof(int64_t))
         cdef int64_t* values = <int64_t*><char*>everyone
         cdef int64_t mine = value
         cdef int r
-        self.aim(request, ALLGATHER, 0, &mine, values, sizeof(int64_t), 1, False)
+        Endpoint.aim(self, request, ALLGATHER, 0, &mine, values, sizeof(int64_t), 1, False)
         request.run(None)
         return [values[r] for r in range(self.size)]

@@ -8,9 +8,8 @@ cimport cython
 from libc.stdlib cimport calloc, free
 
 from hetccl._mailbox cimport ANY, MESSAGE_COMPLETE, mailbox_new
-from hetccl._progress cimport (
-    hetccl_mutex_lock, hetccl_mutex_unlock, progress_close, progress_open, progress_stop,
-)
+from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_unlock
+from hetccl._progress cimport progress_close, progress_open, progress_stop
 from hetccl._row cimport COLLECTIVE_DONE, row_blockers, row_close, row_open, row_poll, row_push
 from hetccl._shm cimport (
     COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_MOVED, HETCCL_RANK_FREED,

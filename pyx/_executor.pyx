@@ -16,10 +16,8 @@ from libc.string cimport memset
 
 from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK, PROBE
 from hetccl._mailbox cimport MESSAGE_FAILED, MESSAGE_POSTED
-from hetccl._progress cimport (
-    hetccl_mutex_give_way, hetccl_mutex_lock, hetccl_mutex_unlock, progress_enter, progress_leave, progress_needed,
-    progress_stop,
-)
+from hetccl._mutex cimport hetccl_mutex_give_way, hetccl_mutex_lock, hetccl_mutex_unlock
+from hetccl._progress cimport progress_enter, progress_leave, progress_needed, progress_stop
 from hetccl._row cimport COLLECTIVE_FAILED
 from hetccl._shm cimport (
     COLLECTIVE, HETCCL_AGAIN, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG,

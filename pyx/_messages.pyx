@@ -2,8 +2,9 @@
 
 from cpython.number cimport PyIndex_Check
 
-from hetccl._arguments cimport host_span, span_bytes, tag_of
-from hetccl._buffer cimport span_check_overlap
+from hetccl._abi cimport HETCCL_MEM_HOST
+from hetccl._arguments cimport span_bytes, tag_of
+from hetccl._buffer cimport span_check_overlap, span_of
 from hetccl._calls cimport PROBE, RECV, SEND, SENDRECV
 from hetccl._compose cimport Deliver, Move, temporary
 from hetccl._mailbox cimport ANY
@@ -94,16 +95,18 @@ cdef class Messages(Movements):
     cdef Request send(self, type kind, object buf, object dest, object tag, int flags, object stream):
         cdef Request request = self.request(kind, SEND, stream)
         if buf is not None or not self.is_nobody(dest):
-            host_span(buf, &request.send, "buf", False, 1)
+            span_of(buf, &request.send, "buf", False, 1)
         self.post_send(request, dest, tag, "tag", flags)
+        self.aim_messages(request, False)
         return request
 
     cdef Request buffered(self, type kind, object buf, object dest, object tag, object stream):
         cdef Request request = self.request(kind, SEND, stream)
         cdef Deliver task
         if buf is not None or not self.is_nobody(dest):
-            host_span(buf, &request.send, "buf", False, 1)
+            span_of(buf, &request.send, "buf", False, 1)
         self.post_send(request, dest, tag, "tag", PLAIN)
+        self.aim_messages(request, False)
         if request.work.nmessages > 0:
             task = Deliver.__new__(Deliver)
             task.letter, task.executor, task.membership = request.letters[0], self.executor, self.membership
@@ -136,8 +139,9 @@ cdef class Messages(Movements):
     cdef Request recv(self, type kind, object buf, object source, object tag, object stream):
         cdef Request request = self.request(kind, RECV, stream)
         if buf is not None or not self.is_nobody(source):
-            host_span(buf, &request.recv, "buf", True, 1)
+            span_of(buf, &request.recv, "buf", True, 1)
         self.post_recv(request, source, tag, "tag")
+        self.aim_messages(request, False)
         return request
 
     def Sendrecv(self, sendbuf, dest, sendtag=0, recvbuf=None, source=None, recvtag=None, status=None, *, stream=None):
@@ -158,12 +162,13 @@ cdef class Messages(Movements):
                           object recvtag, object stream):
         cdef Request request = self.request(Request, SENDRECV, stream)
         if sendbuf is not None or not self.is_nobody(dest):
-            host_span(sendbuf, &request.send, "sendbuf", False, 1)
+            span_of(sendbuf, &request.send, "sendbuf", False, 1)
         if recvbuf is not None or not self.is_nobody(source):
-            host_span(recvbuf, &request.recv, "recvbuf", True, 1)
+            span_of(recvbuf, &request.recv, "recvbuf", True, 1)
         span_check_overlap(&request.send, &request.recv, "sendbuf", "recvbuf")
         self.post_send(request, dest, sendtag, "sendtag", PLAIN)
         self.post_recv(request, source, recvtag, "recvtag")
+        self.aim_messages(request, False)
         return request
 
     def Sendrecv_replace(self, buf, dest, sendtag=0, source=None, recvtag=None, status=None, *, stream=None):
@@ -186,15 +191,17 @@ cdef class Messages(Movements):
         cdef Letter* letter = &request.letters[0]
         cdef Move task
         if buf is not None or not (self.is_nobody(dest) and self.is_nobody(source)):
-            host_span(buf, &request.recv, "buf", True, 1)
+            span_of(buf, &request.recv, "buf", True, 1)
         if not self.is_nobody(dest):
             request.post(True, self.rank_of(dest, "dest"), tag_of(sendtag, "sendtag"), &request.recv, PLAIN)
+        if not self.is_nobody(dest) and not self.place(request):
             task = Move.__new__(Move)
             task.first, task.source, task.layout, task.nbytes = True, letter.ptr, letter.layout, letter.nbytes
             task.target = letter.ptr = temporary(request, letter.nbytes)
             letter.layout = NULL
             request.add(task)
         self.post_recv(request, source, recvtag, "recvtag")
+        self.aim_messages(request, request.work.nmessages == 2)
         return request
 
     def Probe(self, source=None, tag=None, status=None):
@@ -326,7 +333,9 @@ cdef class Message:
             raise ValueError("Recv: the message has been received already, or is the null message")
         request = endpoint.request(Request, RECV, None)
         if buf is not None or not self.from_nobody:
-            host_span(buf, &request.recv, "buf", True, 1)
+            span_of(buf, &request.recv, "buf", True, 1)
+            if request.recv.kind != HETCCL_MEM_HOST:
+                raise ValueError("buf: is GPU memory; only messages between host buffers are probed")
         # Reading the buffer may have let another thread in.
         if self.endpoint is None:
             raise ValueError("Recv: the message has been received already")

@@ -20,6 +20,7 @@ cdef class Movements(Reductions):
 
     # Set a request up to move: spans' units are equal parts, of unit_nbytes each.
     cdef Request movement(self, Request request, int root, int nin, int nout, int64_t unit_nbytes, bint in_place)
+    cdef int packed(self, Request request, void** source, void** target, bint in_place) except -1
     cdef int parts_of_units(self, Request request, int nin, int nout, bint in_place) except -1
     cdef int read_parts(self, Request request, int call, object spec, Span* span, str argument, Part* parts) except -1
     cdef int match_own(self, Request request, const Part* given, const Part* wanted) except -1

@@ -4,15 +4,17 @@ forms. Their units are counted in bytes, so that all ranks cut alike whatever th
 from libc.stdint cimport uint8_t
 
 from hetccl._arguments cimport (
-    host_parts, host_parts_w, host_span, match, match_kinds, parts_check_apart, span_bytes, span_cut,
+    match, match_kinds, parts_check_apart, span_bytes, span_cut,
 )
-from hetccl._buffer cimport is_in_place
+from hetccl._buffer cimport is_in_place, span_of
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, ALLTOALLW, BARRIER, BCAST, GATHER, GATHERV, SCATTER, SCATTERV,
 )
+from hetccl._compose cimport Move, Unpack, temporary
 from hetccl._dtype cimport dtype_itemsize
 from hetccl._layout cimport Part
 from hetccl._request cimport Prequest
+from hetccl._spec cimport parts_of, parts_of_w
 
 cdef enum:
     NO_OP = -1
@@ -45,7 +47,7 @@ cdef class Movements(Reductions):
         cdef Request request = self.request(kind, BCAST, stream)
         cdef int source = self.rank_of(root, "root")
         cdef bint sends = self.rank == source
-        host_span(buf, &request.send if sends else &request.recv, "buf", not sends, 1)
+        span_of(buf, &request.send if sends else &request.recv, "buf", not sends, 1)
         return self.movement(request, source, sends, not sends,
                              span_bytes(&request.send if sends else &request.recv), False)
 
@@ -96,10 +98,10 @@ cdef class Movements(Reductions):
         if in_place and self.rank != to:
             raise ValueError(f"sendbuf: IN_PLACE is for the root, rank {to}; this is rank {self.rank}")
         if not in_place:
-            host_span(sendbuf, &request.send, "sendbuf", False, 1)
+            span_of(sendbuf, &request.send, "sendbuf", False, 1)
         if call == GATHER:
             if nout:
-                host_span(recvbuf, &request.recv, "recvbuf", True, self.size)
+                span_of(recvbuf, &request.recv, "recvbuf", True, self.size)
                 if not in_place:
                     match(&request.send, &request.recv, span_bytes(&request.recv) // self.size)
             return self.movement(request, to, 1, nout,
@@ -107,7 +109,7 @@ cdef class Movements(Reductions):
                                  in_place)
         parts = self.parts_for(request, 1, nout)
         if nout:
-            host_parts(recvbuf, &request.recv, "recvbuf", True, self.size, parts + 1)
+            parts_of(recvbuf, &request.recv, "recvbuf", True, self.size, parts + 1)
             parts[0] = parts[1 + self.rank]
         if not in_place:
             span_cut(&request.send, 1, parts)
@@ -165,17 +167,17 @@ cdef class Movements(Reductions):
         if in_place and self.rank != source:
             raise ValueError(f"recvbuf: IN_PLACE is for the root, rank {source}; this is rank {self.rank}")
         if not in_place:
-            host_span(recvbuf, &request.recv, "recvbuf", True, 1)
+            span_of(recvbuf, &request.recv, "recvbuf", True, 1)
         if call == SCATTER:
             if nin:
-                host_span(sendbuf, &request.send, "sendbuf", False, self.size)
+                span_of(sendbuf, &request.send, "sendbuf", False, self.size)
                 if not in_place:
                     match(&request.send, &request.recv, span_bytes(&request.recv) * self.size)
             return self.movement(request, source, nin, 1,
                                  span_bytes(&request.send) // self.size if nin else span_bytes(&request.recv), in_place)
         parts = self.parts_for(request, nin, 1)
         if nin:
-            host_parts(sendbuf, &request.send, "sendbuf", False, self.size, parts)
+            parts_of(sendbuf, &request.send, "sendbuf", False, self.size, parts)
             parts[nin] = parts[self.rank]
         if not in_place:
             span_cut(&request.recv, 1, parts + nin)
@@ -210,10 +212,10 @@ cdef class Movements(Reductions):
     cdef Request allgather(self, type kind, object sendbuf, object recvbuf, object stream):
         cdef Request request = self.request(kind, ALLGATHER, stream)
         cdef int64_t nbytes
-        host_span(recvbuf, &request.recv, "recvbuf", True, self.size)
+        span_of(recvbuf, &request.recv, "recvbuf", True, self.size)
         nbytes = span_bytes(&request.recv) // self.size
         if not is_in_place(sendbuf):
-            host_span(sendbuf, &request.send, "sendbuf", False, 1)
+            span_of(sendbuf, &request.send, "sendbuf", False, 1)
             match(&request.send, &request.recv, nbytes)
         return self.movement(request, 0, 1, self.size, nbytes, is_in_place(sendbuf))
 
@@ -240,10 +242,10 @@ cdef class Movements(Reductions):
         cdef Request request = self.request(kind, ALLGATHERV, stream)
         cdef Part* parts = self.parts_for(request, 1, self.size)
         cdef int r
-        host_parts(recvbuf, &request.recv, "recvbuf", True, self.size, parts + 1)
+        parts_of(recvbuf, &request.recv, "recvbuf", True, self.size, parts + 1)
         parts[0] = parts[1 + self.rank]
         if not is_in_place(sendbuf):
-            host_span(sendbuf, &request.send, "sendbuf", False, 1)
+            span_of(sendbuf, &request.send, "sendbuf", False, 1)
             span_cut(&request.send, 1, parts)
             self.match_own(request, parts, &parts[1 + self.rank])
             parts_check_apart(parts, 1, parts + 1, self.size)
@@ -275,9 +277,9 @@ cdef class Movements(Reductions):
     cdef Request alltoall(self, type kind, object sendbuf, object recvbuf, object stream):
         cdef Request request = self.request(kind, ALLTOALL, stream)
         cdef bint in_place = is_in_place(sendbuf)
-        host_span(recvbuf, &request.recv, "recvbuf", True, self.size)
+        span_of(recvbuf, &request.recv, "recvbuf", True, self.size)
         if not in_place:
-            host_span(sendbuf, &request.send, "sendbuf", False, self.size)
+            span_of(sendbuf, &request.send, "sendbuf", False, self.size)
             match(&request.send, &request.recv, span_bytes(&request.recv))
         return self.movement(request, 0, self.size, self.size, span_bytes(&request.recv) // self.size, in_place)
 
@@ -339,10 +341,10 @@ cdef class Movements(Reductions):
     cdef int read_parts(self, Request request, int call, object spec, Span* span, str argument, Part* parts) except -1:
         cdef bint receives = span == &request.recv
         if call == ALLTOALLV:
-            return host_parts(spec, span, argument, receives, self.size, parts)
+            return parts_of(spec, span, argument, receives, self.size, parts)
         if request.kept is None:
             request.kept = []
-        return host_parts_w(spec, span, argument, receives, self.size, parts, request.kept)
+        return parts_of_w(spec, span, argument, receives, self.size, parts, request.kept)
 
     def Barrier(self):
         """Return once every rank has called it.
@@ -374,6 +376,11 @@ cdef class Movements(Reductions):
         cdef int call = request.work.call
         cdef bint with_parts = request.send.layout != NULL or request.recv.layout != NULL
         cdef bint overwrites = in_place and call == ALLTOALL
+        if not self.place(request):
+            self.offer_movement(request)
+            if with_parts and request.vendor is not None:
+                self.packed(request, &source, &target, in_place)
+                with_parts = False
         if with_parts:
             self.parts_of_units(request, nin, nout, in_place)
             self.aim_parts(request, call, root, nin, nout, 1, overwrites)
@@ -388,6 +395,31 @@ cdef class Movements(Reductions):
         # In elements of the base type: ranks may describe the same data by different datatypes.
         self.declare(request, root, NO_OP, given, unit_nbytes // max(<int64_t>1, <int64_t>dtype_itemsize(given.dtype)))
         return request
+
+    cdef int packed(self, Request request, void** source, void** target, bint in_place) except -1:
+        """Give a library that knows no layouts packed copies."""
+        cdef Move pack
+        cdef Unpack unpack
+        cdef Span* span
+        cdef void** place
+        cdef bint receives
+        for receives in (False, True):
+            span = &request.recv if receives else &request.send
+            place = target if receives else source
+            if span.owner == NULL or span.layout == NULL:
+                continue
+            place[0] = temporary(request, span_bytes(span))
+            if not receives or in_place:
+                pack = Move.__new__(Move)
+                pack.first, pack.target, pack.nbytes = True, place[0], span_bytes(span)
+                pack.source, pack.layout = span.ptr, span.layout
+                request.add(pack)
+            if receives:
+                unpack = Unpack.__new__(Unpack)
+                unpack.target, unpack.layout, unpack.nbytes = span.ptr, span.layout, span_bytes(span)
+                unpack.source = <uint8_t*>place[0]
+                request.add(unpack)
+        return 0
 
     cdef int parts_of_units(self, Request request, int nin, int nout, bint in_place) except -1:
         """The same units as parts, since a datatype with gaps is among them."""

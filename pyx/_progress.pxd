@@ -2,17 +2,11 @@
 
 from libc.stdint cimport int64_t
 
+from hetccl._mutex cimport hetccl_mutex_t
 from hetccl._shm cimport hetccl_rank_block_t
 
 
-cdef extern from "hetccl/mutex.h" nogil:
-    ctypedef struct hetccl_mutex_t:
-        pass
-    int hetccl_mutex_open(hetccl_mutex_t* m)
-    void hetccl_mutex_close(hetccl_mutex_t* m)
-    void hetccl_mutex_lock(hetccl_mutex_t* m)
-    void hetccl_mutex_unlock(hetccl_mutex_t* m)
-    void hetccl_mutex_give_way(hetccl_mutex_t* m)
+cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_t:
         pass
 

@@ -8,6 +8,7 @@ waits polls for itself, faster than a second thread could tell it, and disarms t
 
 from libc.stdint cimport uint32_t
 
+from hetccl._mutex cimport hetccl_mutex_close, hetccl_mutex_lock, hetccl_mutex_open, hetccl_mutex_unlock
 from hetccl._shm cimport (
     HETCCL_AGAIN, HETCCL_DONE, HETCCL_MOVED, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_now, hetccl_bell_ring,
     hetccl_bell_sleep,

@@ -4,12 +4,12 @@ from libc.stdint cimport int64_t
 
 from hetccl._buffer cimport Span
 from hetccl._compose cimport Fold
-from hetccl._endpoint cimport Endpoint
 from hetccl._op cimport Op, OpChoice
+from hetccl._placement cimport Placement
 from hetccl._request cimport Request
 
 
-cdef class Reductions(Endpoint):
+cdef class Reductions(Placement):
     cdef Request allreduce(self, type kind, object sendbuf, object recvbuf, object op, object stream)
     cdef Request reduce(self, type kind, object sendbuf, object recvbuf, object op, object root, object stream)
     cdef Request scatter_block(self, type kind, object sendbuf, object recvbuf, object op, object stream)

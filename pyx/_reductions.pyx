@@ -5,8 +5,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from hetccl._abi cimport HETCCL_AVG, HETCCL_RAW
-from hetccl._arguments cimport datatype_in, host_span, match, match_kinds, reducible, span_bytes, whole
-from hetccl._buffer cimport is_in_place, span_check_overlap
+from hetccl._arguments cimport datatype_in, match, match_kinds, reducible, span_bytes, whole
+from hetccl._buffer cimport is_in_place, span_check_overlap, span_of
 from hetccl._calls cimport (
     ALLGATHER, ALLREDUCE, ALLTOALL, ALLTOALLV, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, REDUCE_SCATTER_BLOCK, SCAN,
 )
@@ -25,7 +25,7 @@ cdef enum:
     PORTION_BYTES = 8388608
 
 
-cdef class Reductions(Endpoint):
+cdef class Reductions(Placement):
     """Adds the reductions to an endpoint."""
 
     def Allreduce(self, sendbuf, recvbuf, op=SUM, *, stream=None):
@@ -84,11 +84,11 @@ cdef class Reductions(Endpoint):
         cdef Span* given = &request.send
         cdef OpChoice choice
         if self.rank == to:
-            host_span(recvbuf, &request.recv, "recvbuf", True, 1)
+            span_of(recvbuf, &request.recv, "recvbuf", True, 1)
             reducible(&request.recv, "recvbuf")
             given = &request.recv
         if not is_in_place(sendbuf):
-            host_span(sendbuf, &request.send, "sendbuf", False, 1)
+            span_of(sendbuf, &request.send, "sendbuf", False, 1)
             reducible(&request.send, "sendbuf")
             if self.rank == to:
                 match(&request.send, &request.recv, span_bytes(&request.recv))
@@ -123,11 +123,11 @@ cdef class Reductions(Endpoint):
         cdef bint in_place = is_in_place(sendbuf)
         cdef OpChoice choice
         cdef int64_t count
-        host_span(recvbuf, &request.recv, "recvbuf", True, self.size if in_place else 1)
+        span_of(recvbuf, &request.recv, "recvbuf", True, self.size if in_place else 1)
         reducible(&request.recv, "recvbuf")
         count = request.recv.count // self.size if in_place else request.recv.count
         if not in_place:
-            host_span(sendbuf, &request.send, "sendbuf", False, self.size)
+            span_of(sendbuf, &request.send, "sendbuf", False, self.size)
             reducible(&request.send, "sendbuf")
             match(&request.send, &request.recv, span_bytes(&request.recv) * self.size)
         op = self.op_for(op, &request.recv, "recvbuf", &choice, datatype_in(recvbuf))
@@ -162,12 +162,13 @@ cdef class Reductions(Endpoint):
         cdef OpChoice choice
         cdef Part* parts = self.parts_for(request, self.size, 1)
         cdef Move move
+        cdef bint on_device
         cdef void* source
         cdef int r
-        host_span(recvbuf, &request.recv, "recvbuf", True, 1)
+        span_of(recvbuf, &request.recv, "recvbuf", True, 1)
         reducible(&request.recv, "recvbuf")
         if not in_place:
-            host_span(sendbuf, &request.send, "sendbuf", False, 1)
+            span_of(sendbuf, &request.send, "sendbuf", False, 1)
             reducible(&request.send, "sendbuf")
             match_kinds(&request.send, &request.recv)
             span_check_overlap(&request.send, &request.recv, "sendbuf", "recvbuf")
@@ -175,31 +176,35 @@ cdef class Reductions(Endpoint):
         op = self.op_for(op, &request.recv, "recvbuf", &choice, datatype_in(recvbuf))
         counts = self.counts_for(recvcounts, request.recv.count, given.count, in_place)
         source = given.ptr
-        if choice.kind == KIND_PREMUL:
+        on_device = self.place(request)
+        if on_device:
+            self.reduce_on_device(request, op, &choice, given)
+        elif choice.kind == KIND_PREMUL:
             source = self.scaled(request, &choice, given.ptr, given.count, given.itemsize)
         for r in range(self.size):
             parts[r].ptr = <uint8_t*>source
             parts[r].nbytes = <int64_t>counts[r] * <int64_t>given.itemsize
             source = <uint8_t*>source + parts[r].nbytes
         parts[self.size].nbytes = parts[self.rank].nbytes
-        if choice.kind == KIND_USER:
+        if choice.kind == KIND_USER and not on_device:
             return self.folded_uneven(request, op, &choice, datatype_in(recvbuf))
         parts[self.size].ptr = <uint8_t*>request.recv.ptr
-        if in_place:
+        if in_place and not on_device:
             # The result lies over the first units, which the peers may still read.
             parts[self.size].ptr = temporary(request, parts[self.rank].nbytes)
             move = Move.__new__(Move)
             move.target, move.source, move.nbytes = request.recv.ptr, parts[self.size].ptr, parts[self.rank].nbytes
             request.add(move)
-        self.aim_parts(request, REDUCE_SCATTER, 0, self.size, 1, given.itemsize, False)
-        self.use(request, &choice)
+        self.aim_parts(request, REDUCE_SCATTER, 0, self.size, 1, given.itemsize, in_place and on_device)
+        if not on_device:
+            self.use(request, &choice)
         self.declare_parts(request, choice.code)
         return request
 
     cdef list counts_for(self, object recvcounts, int64_t received, int64_t given, bint in_place):
         """The checked recvcounts of a Reduce_scatter."""
         if recvcounts is None and not in_place:
-            recvcounts = self.tell(received)
+            recvcounts = self.tell(ALLGATHER, received)
         if not hasattr(recvcounts, "__len__") or len(recvcounts) != self.size:
             n = f"{len(recvcounts)} of them" if hasattr(recvcounts, "__len__") else type(recvcounts).__name__
             kind = ValueError if hasattr(recvcounts, "__len__") else TypeError
@@ -271,10 +276,10 @@ cdef class Reductions(Endpoint):
 
     cdef void* read_both(self, Request request, object sendbuf, object recvbuf) except? NULL:
         """Read buffers of as many elements each; returns where the operand is."""
-        host_span(recvbuf, &request.recv, "recvbuf", True, 1)
+        span_of(recvbuf, &request.recv, "recvbuf", True, 1)
         reducible(&request.recv, "recvbuf")
         if not is_in_place(sendbuf):
-            host_span(sendbuf, &request.send, "sendbuf", False, 1)
+            span_of(sendbuf, &request.send, "sendbuf", False, 1)
             reducible(&request.send, "sendbuf")
             match(&request.send, &request.recv, span_bytes(&request.recv))
             return request.send.ptr
@@ -294,11 +299,15 @@ cdef class Reductions(Endpoint):
                            int64_t count, Span* given, object datatype):
         """Set a request up to reduce units of `count` elements; `operand` elements of this rank's are at source."""
         cdef int call = request.work.call
-        if choice.kind == KIND_USER:
+        if self.place(request):
+            self.reduce_on_device(request, op, choice, given)
+            self.aim(request, call, root, source, request.recv.ptr, count, given.itemsize, False)
+        elif choice.kind == KIND_USER:
             self.folded(request, op, root, source, count, given, datatype)
         else:
             if choice.kind == KIND_PREMUL:
                 source = self.scaled(request, choice, source, operand, given.itemsize)
+            self.offer_reduction(request, given.dtype, choice)
             self.aim(request, call, root, source, request.recv.ptr, count, given.itemsize, False)
             self.use(request, choice)
         self.declare(request, root, choice.code, given, count)

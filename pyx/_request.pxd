@@ -7,10 +7,13 @@ from hetccl._agree cimport Check
 from hetccl._buffer cimport Span
 from hetccl._engine cimport Work
 from hetccl._executor cimport Executor
+from hetccl._launch cimport Launch
 from hetccl._layout cimport Part, hetccl_layout_t
 from hetccl._lists cimport Lists
 from hetccl._mailbox cimport Message
 from hetccl._row cimport Collective
+from hetccl._runtime cimport hetccl_runtime_t
+from hetccl._vendor cimport VendorComm
 
 
 ctypedef struct Letter:                  # what a Message is made of, at each start
@@ -45,13 +48,27 @@ cdef class Request(Lists):
     cdef Check check                     # check.mine is NULL where calls are not compared
     cdef list tasks                      # Task; or None
     cdef uint8_t[2] tokens               # what a barrier sends and receives
+    cdef object stream                   # the argument of the call
+    cdef VendorComm vendor               # whose library runs the call, or None: the engine
+    cdef Launch launch                   # the call, for the library
+    cdef const hetccl_runtime_t* gpu     # of vendor, as device: for the end of `event`
+    cdef int device
+    cdef void* event                     # marks the end of the library's work; owned. NULL: not yet needed
+    cdef bint library_holds              # the array library itself reuses the buffers' memory in the stream's order only
+    cdef bint blocking                   # one of the calls that return when they are done, or queued
     cdef bint held                       # by the executor's `inflight`
     cdef bint persistent
     cdef bint bound                      # messages[0] is bound to a message already (a matched receive)
 
     cdef int post(self, bint sending, int peer, int64_t tag, Span* span, int flags) except -1
     cdef int add(self, Task task) except -1
+    cdef bint is_queued(self) noexcept   # on a stream, where a blocking call does not wait
     cdef bint begin(self, bint waits) except -1
+    cdef bint begin_launch(self, bint waits) except -1
+    cdef bint note_queued(self, bint waits) except -1
+    cdef int compare(self) except -1
+    cdef int hold(self) except -1
+    cdef bint is_let_go(self) except -1
     cdef Request go(self)
     cdef int run(self, object status) except -1
     cdef bint is_engaged(self) except -1

@@ -9,12 +9,15 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from hetccl._agree cimport check_close, check_error
+from hetccl._abi cimport HETCCL_MEM_HOST
 from hetccl._buffer cimport span_release
 from hetccl._calls cimport SENDRECV
 from hetccl._engine cimport is_final
 from hetccl._executor cimport has_failed
+from hetccl._launch cimport launch_is_done, launch_mark, launch_run, launch_unmark, launch_wait
 from hetccl._lists cimport is_mpi_request, status_clear
 from hetccl._mailbox cimport ANY, MESSAGE_TOO_LONG
+from hetccl._stream cimport stream_of
 from hetccl._row cimport COLLECTIVE_IDLE, COLLECTIVE_REFUSED
 
 from hetccl._calls import CALLS
@@ -52,6 +55,8 @@ cdef class Request(Lists):
         self.receives = -1
 
     def __dealloc__(self):
+        if self.event != NULL:
+            launch_unmark(self.gpu, self.device, self.event)
         free(self.parts)
         check_close(&self.check)
         span_release(&self.send)
@@ -83,6 +88,8 @@ cdef class Request(Lists):
         if self.tasks is not None:
             for task in self.tasks:
                 (<Task>task).before()
+        if self.vendor is not None and (self.blocking or self.is_queued()):
+            return self.begin_launch(waits)
         self.collective.state = COLLECTIVE_IDLE
         for i in range(self.work.nmessages):
             letter, message = &self.letters[i], &self.messages[i]
@@ -105,19 +112,61 @@ cdef class Request(Lists):
             self.active = False
             raise
 
+    cdef bint is_queued(self) noexcept:
+        return self.vendor is not None and self.vendor.runtime.kind != HETCCL_MEM_HOST
+
+    cdef bint begin_launch(self, bint waits) except -1:
+        """Let the vendor's library do it; True if nobody waits for it, or it is done."""
+        cdef Span* span
+        self.compare()
+        if self.persistent:
+            span = &self.recv if self.recv.owner != NULL else &self.send
+            self.launch.stream = stream_of(self.stream, <object>span.owner, self.vendor.runtime, self.device)
+        launch_run(self.vendor, &self.launch)
+        return self.note_queued(waits)
+
+    cdef bint note_queued(self, bint waits) except -1:
+        """The library has the call. True if nothing is left to wait for."""
+        self.active = True
+        if not self.is_queued() or (waits and self.library_holds):
+            return True
+        self.event = launch_mark(self.vendor, self.event, self.launch.stream)
+        if waits:
+            self.hold()
+        return waits
+
+    cdef int compare(self) except -1:
+        """HETCCL_CHECK: the engine compares the ranks' calls, by a barrier."""
+        if self.check.mine == NULL:
+            return 0
+        self.collective.state = COLLECTIVE_IDLE
+        if not self.executor.start(&self.work, True):
+            self.executor.wait(&self.work)
+        return self.raise_refusal()
+
+    cdef int hold(self) except -1:
+        """Be kept, with the buffers, until the engine or the stream is done with them."""
+        cdef dict inflight = self.executor.inflight
+        inflight[id(self)] = self
+        self.held = True
+        # Requests that nobody waits for are let go when they have doubled, so that a look at each costs nothing.
+        if len(inflight) > 2 * self.executor.nkept + 16:
+            for key in [key for key, request in inflight.items() if (<Request>request).is_let_go()]:
+                del inflight[key]
+            self.executor.nkept = len(inflight)
+        return 0
+
+    cdef bint is_let_go(self) except -1:
+        if not self.is_queued():
+            return self.executor.has_let_go(&self.work)
+        return self.event == NULL or self.vendor.handle == NULL or launch_is_done(self.vendor, self.event, self.work.call)
+
     cdef Request go(self):
         """Start it and leave it to the engine."""
-        cdef Executor executor = self.executor
         if not self.begin(False):
-            inflight = executor.inflight
-            inflight[id(self)] = self
-            self.held = True
-            # Requests that nobody waits for are let go when they have doubled, so that a look at each costs nothing.
-            if len(inflight) > 2 * executor.nkept + 16:
-                for key in [key for key, request in inflight.items() if executor.has_let_go(&(<Request>request).work)]:
-                    del inflight[key]
-                executor.nkept = len(inflight)
-            executor.detach()
+            self.hold()
+            if not self.is_queued():
+                self.executor.detach()
         return self
 
     cdef int run(self, object status) except -1:
@@ -132,6 +181,8 @@ cdef class Request(Lists):
 
     cdef bint is_engaged(self) except -1:
         """Whether the engine knows of the outcome. What was complete when the communicator was freed is so for good."""
+        if self.is_queued() or self.blocking and self.vendor is not None:
+            return False
         if self.work.collective == NULL and self.work.nmessages == 0:
             return False
         if not self.executor.closed:
@@ -143,6 +194,8 @@ cdef class Request(Lists):
 
     cdef bint poll(self) except -1:
         """Whether it is complete."""
+        if self.is_queued():
+            return self.event == NULL or launch_is_done(self.vendor, self.event, self.work.call)
         return not self.is_engaged() or self.executor.poll_once(&self.work)
 
     cdef int await_end(self, object status) except -1:
@@ -150,7 +203,10 @@ cdef class Request(Lists):
         if not self.active:
             return status_clear(status)
         try:
-            if self.is_engaged():
+            if self.is_queued():
+                if self.event != NULL and not self.blocking:
+                    launch_wait(self.vendor, self.event, self.work.call)
+            elif self.is_engaged():
                 executor.wait(&self.work)
         except BaseException:
             self.drop()
@@ -192,6 +248,10 @@ cdef class Request(Lists):
             self.membership.fill_status(status, self.membership.proc_null, self.membership.any_tag, 0)
         elif self.receives < 0:
             status_clear(status)
+        elif self.vendor is not None:
+            tag = self.letters[self.receives].tag
+            self.membership.fill_status(status, self.launch.source_rank, self.membership.any_tag if tag == ANY else tag,
+                                        self.launch.room)
         else:
             message = &self.messages[self.receives]
             self.membership.fill_status(status, message.peer, message.tag, message.msg.nbytes)
@@ -201,8 +261,8 @@ cdef class Request(Lists):
         """Be no longer active; a request that cannot be started again is the null request from now on."""
         cdef Executor executor = self.executor
         self.active = False
-        if executor is None:
-            return 0
+        if executor is None or self.blocking and self.held:
+            return 0  # the stream may still be at work; hold() of a later call lets go
         if self.held:
             self.held = False
             executor.inflight.pop(id(self), None)
@@ -216,6 +276,7 @@ cdef class Request(Lists):
         self.choices = None
         self.kept = None
         self.tasks = None
+        self.stream = None
         span_release(&self.send)
         span_release(&self.recv)
 

@@ -1,13 +1,283 @@
-"""Which stream a call's device work is queued on, and what that stream must wait for; layer L2."""
+"""Which stream a call's device work is queued on, and what that stream must wait for.
+
+Layer L2, called with the GIL held; no other lock. How the objects of a type tell their stream is found out once per
+type (Producer, Handle) and kept. Libraries are looked up among the modules that the program has imported, never
+imported. The legacy default stream is NULL here, whatever number it came with.
+"""
+
+import sys
+
+cimport cython
+from cpython.long cimport PyLong_CheckExact
+from cpython.number cimport PyIndex_Check
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from libc.stdint cimport intptr_t, uintptr_t
+
+from hetccl._abi cimport HETCCL_MEM_CUDA, HETCCL_MEM_HIP, HETCCL_MEM_HOST
+from hetccl._array cimport dlpack_await, exchange_of, hetccl_dlexchange_t, is_of
+from hetccl._dtype cimport type_name
+from hetccl._runtime cimport Runtime
+
+cdef extern from "hetccl/arrays.h" nogil:
+    enum:
+        HETCCL_DL_CUDA
+        HETCCL_DL_ROCM
+
+cdef enum:
+    TYPES_MAX = 1024     # classes made at run time must not pile up
+    LEGACY = 1           # CU_STREAM_LEGACY, and hipStreamLegacy
+    PER_THREAD = 2       # CU_STREAM_PER_THREAD, and hipStreamPerThread
+    DEVICE_ANY = -1      # what CuPy says of its default and external streams
+    PROTOCOL_VERSION = 0  # of __cuda_stream__
+    HANDLE_BITS = 64
+
+# Raises by an exception alone: cupy_backends declares it now with an error value, now without.
+ctypedef intptr_t (*cupy_stream_t)(int device) except *
+ctypedef void* (*current_t)(Producer producer, Runtime runtime, int device) except? NULL
+ctypedef object (*handle_t)(object stream)
+
+cdef dict producers = {}  # type of an array -> Producer
+cdef dict handles = {}    # type of a stream -> Handle
+cdef dict events = {}     # (runtime's kind, device) -> address of the event that orders two streams
+
+
+@cython.final
+cdef class Producer:
+    """How the arrays of one type tell which stream their contents are made on."""
+
+    cdef current_t current              # NULL: the library has no current stream
+    cdef cupy_stream_t cupy_stream      # of current_cupy_fast
+    cdef hetccl_dlexchange_t* exchange  # of current_exchange
+    cdef bint dlpack                    # the exporter itself orders a consumer's stream
+
+
+@cython.final
+cdef class Handle:
+    """How the streams of one type tell their handle."""
+
+    cdef handle_t of
 
 
 cdef void* stream_of(object stream, object obj, Runtime runtime, int device) except? NULL:
-    return NULL
+    cdef Producer producer
+    if stream is not None:
+        return stream_given(stream, device)
+    producer = producer_of(type(obj))
+    return NULL if producer.current == NULL else producer.current(producer, runtime, device)
 
 
 cdef bint stream_is_current(void* stream, object obj, Runtime runtime, int device) except -1:
-    return True
+    cdef Producer producer = producer_of(type(obj))
+    return producer.current != NULL and producer.current(producer, runtime, device) == stream
 
 
 cdef int stream_await(void* stream, object obj, Runtime runtime) except -1:
+    cdef Producer producer = producer_of(type(obj))
+    if producer.current != NULL or runtime.kind == HETCCL_MEM_HOST:
+        return 0
+    if producer.dlpack:
+        await_dlpack(stream, obj, runtime)
+    elif hasattr(obj, "__cuda_array_interface__"):
+        await_cai(stream, obj, runtime)
     return 0
+
+
+cdef Producer producer_of(object cls):
+    cdef object found = producers.get(cls)
+    if found is None:
+        found = producer_new(cls)
+        if len(producers) >= TYPES_MAX:
+            producers.clear()
+        producers[cls] = found
+    return <Producer> found
+
+
+cdef Producer producer_new(object cls):
+    cdef Producer producer = Producer.__new__(Producer)
+    producer.current = NULL
+    producer.exchange = exchange_of(cls)
+    producer.dlpack = hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")
+    if is_of(cls, "cupy", "ndarray"):
+        producer.cupy_stream = cupy_function()
+        producer.current = current_cupy if producer.cupy_stream == NULL else current_cupy_fast
+    elif producer.exchange != NULL and producer.exchange.current_stream != NULL:
+        producer.current = current_exchange
+    elif is_of(cls, "torch", "Tensor"):
+        producer.current = current_torch
+    return producer
+
+
+cdef cupy_stream_t cupy_function() except? NULL:
+    """CuPy's own C function; NULL for a version that lacks it, which is asked by its Python function."""
+    functions = getattr(sys.modules.get("cupy_backends.cuda.stream"), "__pyx_capi__", {})
+    capsule = functions.get("get_stream_ptr")
+    if capsule is None or not PyCapsule_IsValid(capsule, "intptr_t (int)"):
+        return NULL
+    return <cupy_stream_t> PyCapsule_GetPointer(capsule, "intptr_t (int)")
+
+
+cdef void* current_cupy_fast(Producer producer, Runtime runtime, int device) except? NULL:
+    return canonical(producer.cupy_stream(device))
+
+
+cdef void* current_cupy(Producer producer, Runtime runtime, int device) except? NULL:
+    return canonical(sys.modules["cupy"].cuda.get_current_stream().ptr)
+
+
+cdef void* current_exchange(Producer producer, Runtime runtime, int device) except? NULL:
+    cdef void* stream = NULL
+    producer.exchange.current_stream(HETCCL_DL_ROCM if runtime.kind == HETCCL_MEM_HIP else HETCCL_DL_CUDA, device, &stream)
+    return canonical(<intptr_t> stream)
+
+
+cdef void* current_torch(Producer producer, Runtime runtime, int device) except? NULL:
+    return canonical(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+
+
+cdef void* canonical(intptr_t handle) noexcept nogil:
+    return NULL if handle == LEGACY else <void*> handle
+
+
+cdef void* stream_given(object stream, int device) except? NULL:
+    cdef object number = stream, found
+    if not PyLong_CheckExact(stream):
+        found = handles.get(type(stream))
+        if found is None:
+            found = handle_new(stream)
+        number = (<Handle> found).of(stream)
+        check_device(stream, device)
+    if not PyIndex_Check(number) or isinstance(number, bool):
+        raise TypeError(f"stream: {type_name(stream)} has the handle {number!r}, which is no integer")
+    if number < 0 or number >> HANDLE_BITS:
+        raise ValueError(f"stream: {number} is no handle; 0 is the default stream, 2 the per-thread one")
+    return canonical(<intptr_t> <uintptr_t> number)
+
+
+cdef int check_device(object stream, int device) except -1:
+    where = getattr(stream, "device_id", None)
+    if where is None:
+        where = getattr(stream, "device_index", None)
+    if where is not None and where != DEVICE_ANY and where != device:
+        raise ValueError(f"stream: it is of device {where}, the buffers are on device {device}")
+    return 0
+
+
+cdef Handle handle_new(object stream):
+    cdef Handle handle = Handle.__new__(Handle)
+    cls = type(stream)
+    if isinstance(stream, bool):
+        raise_no_stream(stream)
+    if hasattr(cls, "__cuda_stream__"):
+        handle.of = handle_protocol
+    elif hasattr(stream, "cuda_stream"):
+        handle.of = handle_torch
+    elif hasattr(stream, "ptr"):
+        handle.of = handle_cupy
+    elif PyIndex_Check(stream):
+        handle.of = handle_index
+    else:
+        raise_no_stream(stream)
+    if len(handles) >= TYPES_MAX:
+        handles.clear()
+    handles[cls] = handle
+    return handle
+
+
+cdef int raise_no_stream(object stream) except -1:
+    raise TypeError(
+        f"stream: {type_name(stream)} is no stream; accepted are None (the array library's current stream), an int (the "
+        "handle), CuPy's and torch's streams, and objects with __cuda_stream__, .ptr or .cuda_stream"
+    )
+
+
+cdef object handle_protocol(object stream):
+    answer = stream.__cuda_stream__
+    if callable(answer):  # as the protocol has it; some have it as a property
+        answer = answer()
+    if not isinstance(answer, tuple) or len(answer) != 2 or answer[0] != PROTOCOL_VERSION:
+        raise TypeError(f"stream: __cuda_stream__ of {type_name(stream)} gives {answer!r}, not (0, handle)")
+    return answer[1]
+
+
+cdef object handle_torch(object stream):
+    return stream.cuda_stream
+
+
+cdef object handle_cupy(object stream):
+    return stream.ptr
+
+
+cdef object handle_index(object stream):
+    return int(stream)
+
+
+cdef int await_dlpack(void* stream, object obj, Runtime runtime) except -1:
+    dlpack_await(obj, dlpack_number(stream, runtime.kind))
+    if runtime.kind == HETCCL_MEM_HIP and <intptr_t> stream == PER_THREAD:
+        stream_follow(stream, NULL, runtime)
+    return 0
+
+
+cdef object dlpack_number(void* stream, int kind):
+    """The Array API standard's number of a consumer's stream.
+
+    CUDA: 1 is the default stream, 2 the per-thread one, 0 is illegal. ROCm: 0 is the default stream, 1 and 2 are illegal,
+    so that the per-thread one has no number: the exporter is given the default stream instead.
+    """
+    cdef uintptr_t number = <uintptr_t> stream
+    if kind == HETCCL_MEM_CUDA and number == 0:
+        return LEGACY
+    if kind == HETCCL_MEM_HIP and number == PER_THREAD:
+        return 0
+    return number
+
+
+cdef int await_cai(void* stream, object obj, Runtime runtime) except -1:
+    theirs = obj.__cuda_array_interface__.get("stream")
+    if theirs is None:
+        return 0
+    if not PyIndex_Check(theirs) or theirs <= 0:
+        raise ValueError(
+            f"{type_name(obj)}: the stream of its __cuda_array_interface__ is {theirs!r}; None, 1 (the default stream), "
+            "2 (the per-thread one) and handles are allowed"
+        )
+    cdef void* other = canonical(<intptr_t> <uintptr_t> theirs)
+    return 0 if other == stream else stream_follow(stream, other, runtime)
+
+
+cdef int stream_follow(void* stream, void* other, Runtime runtime) except -1:
+    """Let what is queued on stream from now on wait for what is on `other` by now.
+
+    A wait refers to the event as it is when the wait is queued, so one event per device serves all calls: the GIL keeps
+    recording and waiting together.
+    """
+    cdef int device = 0
+    cdef void* event = NULL
+    runtime.check(runtime.table.device_current(&device), "device_current")
+    found = events.get((runtime.kind, device))
+    if found is None:
+        runtime.check(runtime.table.event_create(&event), "event_create")
+        events[(runtime.kind, device)] = <uintptr_t> event
+    else:
+        event = <void*> <uintptr_t> found
+    runtime.check(runtime.table.event_record(event, other), "event_record")
+    runtime.check(runtime.table.stream_wait_event(stream, event), "stream_wait_event")
+    return 0
+
+
+def describe(stream, obj, Runtime runtime not None, int device):
+    """What a call on obj would be queued on: {"handle": int, 0 is the legacy default stream; "current": bool}."""
+    cdef void* handle = stream_of(stream, obj, runtime, device)
+    return {"handle": <uintptr_t> handle, "current": stream_is_current(handle, obj, runtime, device)}
+
+
+def follow(stream, obj, Runtime runtime not None, int device):
+    """Let the stream that a call on obj would be queued on wait for what produces obj; its handle."""
+    cdef void* handle = stream_of(stream, obj, runtime, device)
+    stream_await(handle, obj, runtime)
+    return <uintptr_t> handle
+
+
+def dlpack_argument(uintptr_t handle, int kind):
+    """What __dlpack__ is given for a stream; kind: HETCCL_MEM_CUDA (1) or HETCCL_MEM_HIP (2)."""
+    return dlpack_number(<void*> handle, kind)

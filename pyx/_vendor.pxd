@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t
 
 from hetccl._ccl cimport Ccl, hetccl_ccl_t
+from hetccl._mutex cimport hetccl_mutex_t
 from hetccl._runtime cimport Runtime, hetccl_runtime_t
 
 cdef extern from "hetccl/watch.h" nogil:
@@ -26,6 +27,7 @@ cdef class VendorComm:
     cdef readonly int nranks
     cdef readonly int device             # index of the runtime; 0 for the host's
     cdef readonly str float8             # what float8's bits mean on the ranks' devices: "ocp", "fnuz" or "mixed"
+    cdef hetccl_mutex_t mutex            # one call of the library at a time
     cdef int64_t timeout_ns
     cdef int lost                        # set by the watch: a peer died, or the library reported an error
     cdef hetccl_watch_t watch

@@ -12,6 +12,7 @@ import time
 cimport cython
 from libc.stdlib cimport calloc, free
 
+from hetccl._mutex cimport hetccl_mutex_open
 from hetccl._runtime cimport HETCCL_MISSING
 
 from hetccl.errors import CommClosed, CommTimeout, PeerError
@@ -114,6 +115,8 @@ cdef class VendorComm:
         self.place = NULL
         self.handle = NULL
         self.registered = set()
+        if hetccl_mutex_open(&self.mutex) != 0:
+            raise MemoryError("a communicator's mutex")
 
     def __init__(self, Ccl ccl not None, Runtime runtime not None, int device, int nranks, int rank, bytes unique_id,
                  double timeout_s, peers=(), str float8="ocp"):

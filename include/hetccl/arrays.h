@@ -89,7 +89,7 @@ typedef struct hetccl_dlexchange { /* capsule "dlpack_exchange_api" on a type; l
     int (*managed_from_object)(void *object, hetccl_dlversioned_t **out); /* owning, carries the flags */
     void *managed_to_object;
     int (*tensor_from_object)(void *object, hetccl_dltensor_t *out); /* borrowed from the object; may be NULL */
-    void *current_stream;
+    int (*current_stream)(int32_t device_type, int32_t device, void **stream); /* of this thread; may be NULL */
 } hetccl_dlexchange_t;
 
 /* HETCCL_NPY_C and HETCCL_NPY_F bits of a layout with strides in units of `unit` (bytes, or 1 for elements).

@@ -25,6 +25,9 @@ static inline void hetccl_mutex_lock(hetccl_mutex_t *m) {
     __atomic_fetch_sub(&m->waiting, 1, __ATOMIC_RELAXED);
 }
 
+/* 0: taken. */
+static inline int hetccl_mutex_try(hetccl_mutex_t *m) { return pthread_mutex_trylock(&m->mutex); }
+
 static inline void hetccl_mutex_unlock(hetccl_mutex_t *m) {
     pthread_mutex_unlock(&m->mutex);
     if (__atomic_load_n(&m->waiting, __ATOMIC_RELAXED)) sched_yield();

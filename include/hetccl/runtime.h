@@ -75,7 +75,7 @@ typedef struct hetccl_runtime {
     int (*ipc_export)(void *ptr, void *handle); /* HETCCL_IPC_BYTES */
     int (*ipc_open)(const void *handle, void **ptr);
     int (*ipc_close)(void *ptr);
-    int (*dmabuf_export)(void *ptr, size_t nbytes, int *fd);
+    int (*dmabuf_export)(void *ptr, size_t nbytes, int *fd, uint64_t *offset); /* ptr is at offset of the new fd */
 
     int (*module_load)(void **module, const void *image);
     int (*module_unload)(void *module);

@@ -1,0 +1,524 @@
+"""Layer L3: the calls of an island's vendor CCL: which of its functions a collective is.
+
+Most are one function of the library, on the caller's stream. What the library lacks is a group of its sends and
+receives, or a short composition; these use the stream alone, so the host never waits. The GIL is held on entry and
+released for the library, which may block when a stream's queue is full.
+"""
+
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from hetccl._abi cimport (
+    HETCCL_AVG, HETCCL_BAND, HETCCL_BFLOAT16, HETCCL_BOOL, HETCCL_BOR, HETCCL_COMPLEX64, HETCCL_COMPLEX128,
+    HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64, HETCCL_INT8, HETCCL_INT32,
+    HETCCL_INT64, HETCCL_LAND, HETCCL_LOR, HETCCL_MAX, HETCCL_MIN, HETCCL_NVENDOR_OPS, HETCCL_PROD,
+    HETCCL_SUM, HETCCL_UINT8, HETCCL_UINT32, HETCCL_UINT64,
+)
+from hetccl._calls cimport (
+    ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, ALLTOALLV, ALLTOALLW, BCAST, EXSCAN, GATHER, GATHERV, NCOLLECTIVES,
+    REDUCE, REDUCE_SCATTER, REDUCE_SCATTER_BLOCK, SCAN, SCATTER, SCATTERV,
+)
+from hetccl._ccl cimport hetccl_ccl_t
+from hetccl._op cimport KIND_BUILTIN, KIND_PREMUL
+from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_try, hetccl_mutex_unlock
+from hetccl._runtime cimport HETCCL_MISSING
+
+from hetccl._calls import CALLS
+from hetccl.errors import CommTimeout
+
+cdef extern from *:
+    """
+    #include <time.h>
+    static int64_t hetccl_launch_now_ns(void)
+    {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
+    }
+    static void hetccl_launch_pause_ns(int64_t ns)
+    {
+        struct timespec t = {0, ns};
+        nanosleep(&t, 0);
+    }
+    """
+    int64_t hetccl_launch_now_ns() noexcept nogil
+    void hetccl_launch_pause_ns(int64_t ns) noexcept nogil
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef enum:
+    # A wait asks the runtime without a pause for so long, then with pauses, and looks at signals so often.
+    EAGER_NS = 20000
+    PAUSE_NS = 20000
+    LOOK_NS = 50000000
+    # ncclScalarHostImmediate: the factor is read during the call.
+    HOST_IMMEDIATE = 1
+
+# Names of the table's functions, for errors, by call.
+cdef dict FUNCTIONS = {
+    ALLREDUCE: "all_reduce", REDUCE: "reduce", BCAST: "broadcast", ALLGATHER: "all_gather",
+    REDUCE_SCATTER_BLOCK: "reduce_scatter", ALLTOALL: "all_to_all", GATHER: "gather", SCATTER: "scatter",
+}
+
+
+cdef int lock(VendorComm vendor) except -1:
+    """One call at a time: the libraries are not safe for threads. Taken with the GIL only if nobody has it, so that who
+    has it may take the GIL."""
+    if hetccl_mutex_try(&vendor.mutex) != 0:
+        with nogil:
+            hetccl_mutex_lock(&vendor.mutex)
+    return 0
+
+
+cdef int launch_run(VendorComm vendor, Launch* launch) except -1:
+    lock(vendor)
+    try:
+        launch_in_group(vendor, launch)
+    finally:
+        hetccl_mutex_unlock(&vendor.mutex)
+    return 0
+
+
+cdef int launch_in_group(VendorComm vendor, Launch* launch) except -1:
+    cdef int code
+    if vendor.lost or vendor.handle == NULL:
+        vendor.usable(CALLS[launch.call])
+    if launch.count == 0 and launch.call < NCOLLECTIVES and launch.in_parts == NULL and launch.out_parts == NULL:
+        return 0
+    if launch.scales:
+        return run_scaled(vendor, launch)
+    if launch.call == SCAN or launch.call == EXSCAN:
+        return run_scan(vendor, launch)
+    if launch.in_place:
+        return run_in_place(vendor, launch)
+    with nogil:
+        code = function_of(vendor.functions, vendor.handle, launch)
+    if code == HETCCL_MISSING:
+        return run_parts(vendor, launch)
+    if code != 0:
+        vendor.conclude(code, CALLS[launch.call], FUNCTIONS[launch.call])
+    if launch.divide != NULL and launch.target != NULL:
+        divide(launch)
+    return 0
+
+
+cdef void divide(Launch* launch) noexcept:
+    cdef const void* sums = launch.target
+    with nogil:
+        launch.divide(launch.target, &sums, 1, launch.count, launch.divisor)
+
+
+cdef int function_of(const hetccl_ccl_t* f, void* comm, Launch* launch) noexcept nogil:
+    """The library's one function for the call; HETCCL_MISSING if there is none."""
+    cdef const uint8_t* source = launch.source
+    cdef uint8_t* target = launch.target
+    cdef size_t n = launch.count * launch.lanes
+    cdef int call = launch.call
+    if call == ALLREDUCE:
+        return f.all_reduce(source, target, n, launch.dtype, launch.op, comm, launch.stream)
+    if call == ALLGATHER:
+        return f.all_gather(source, target, n, launch.dtype, comm, launch.stream)
+    if call == REDUCE_SCATTER_BLOCK:
+        return f.reduce_scatter(source, target, n, launch.dtype, launch.op, comm, launch.stream)
+    if call == BCAST:
+        return f.broadcast(source, target, n, launch.dtype, launch.root, comm, launch.stream)
+    if call == REDUCE:
+        return f.reduce(source, target, n, launch.dtype, launch.op, launch.root, comm, launch.stream)
+    if call == ALLTOALL:
+        return f.all_to_all(source, target, n, launch.dtype, comm, launch.stream)
+    if call == GATHER:
+        return f.gather(source, target, n, launch.dtype, launch.root, comm, launch.stream)
+    if call == SCATTER:
+        return f.scatter(source, target, n, launch.dtype, launch.root, comm, launch.stream)
+    return HETCCL_MISSING
+
+
+cdef inline int step(VendorComm vendor, int code, Launch* launch, str function) except -1:
+    """The outcome of one function of the library: what follows may rely on it being queued."""
+    if code != 0:
+        vendor.conclude(code, CALLS[launch.call], function)
+    return 0
+
+
+cdef int run_parts(VendorComm vendor, Launch* launch) except -1:
+    """A call as sends and receives, or as reductions of parts, in one group."""
+    cdef Part* parts
+    if launch.call == REDUCE_SCATTER:
+        return run_uneven(vendor, launch, launch.out_parts[0].ptr)
+    parts = <Part*>calloc(2 * vendor.nranks, sizeof(Part))
+    if parts == NULL:
+        raise MemoryError()
+    try:
+        parts_of(launch, vendor.rank, vendor.nranks, parts, parts + vendor.nranks)
+        exchange(vendor, launch, parts, parts + vendor.nranks)
+    finally:
+        free(parts)
+    return 0
+
+
+cdef inline Part unit(uint8_t* base, int64_t index, int64_t nbytes) noexcept nogil:
+    cdef Part part
+    part.ptr, part.nbytes, part.layout = base + index * nbytes, nbytes, NULL
+    return part
+
+
+cdef void parts_of(const Launch* launch, int rank, int nranks, Part* sends, Part* recvs) noexcept nogil:
+    """What goes to and comes from each rank."""
+    cdef int call = launch.call, root = launch.root, r
+    cdef int64_t nbytes = launch.count * <int64_t>launch.itemsize
+    cdef bint at_root = rank == root
+    if call == GATHER:
+        sends[root] = unit(launch.source, 0, nbytes)
+    elif call == GATHERV:
+        sends[root] = launch.in_parts[0]
+    elif call == SCATTER:
+        recvs[root] = unit(launch.target, 0, nbytes)
+    elif call == SCATTERV:
+        recvs[root] = launch.out_parts[0]
+    elif call >= NCOLLECTIVES:
+        if launch.dest != NO_PEER:
+            sends[launch.dest] = unit(launch.source, 0, launch.count)
+        if launch.source_rank != NO_PEER:
+            recvs[launch.source_rank] = unit(launch.target, 0, launch.room)
+        return
+    for r in range(nranks):
+        if call == ALLTOALL:
+            sends[r], recvs[r] = unit(launch.source, r, nbytes), unit(launch.target, r, nbytes)
+        elif call == ALLTOALLV or call == ALLTOALLW:
+            sends[r], recvs[r] = launch.in_parts[r], launch.out_parts[r]
+        elif call == ALLGATHERV:
+            sends[r], recvs[r] = launch.in_parts[0], launch.out_parts[r]
+        elif call == GATHER and at_root:
+            recvs[r] = unit(launch.target, r, nbytes)
+        elif call == GATHERV and at_root:
+            recvs[r] = launch.out_parts[r]
+        elif call == SCATTER and at_root:
+            sends[r] = unit(launch.source, r, nbytes)
+        elif call == SCATTERV and at_root:
+            sends[r] = launch.in_parts[r]
+
+
+cdef int exchange(VendorComm vendor, Launch* launch, const Part* sends, const Part* recvs) except -1:
+    """Send and receive in one group; a rank's part for itself is a copy on the stream."""
+    cdef const Part* own = &sends[vendor.rank]
+    cdef const hetccl_ccl_t* f = vendor.functions
+    cdef int code = 0, ended, i, peer, n = vendor.nranks
+    if own.nbytes > 0 and own.ptr != recvs[vendor.rank].ptr:
+        copy(vendor, launch, recvs[vendor.rank].ptr, own.ptr, own.nbytes)
+    with nogil:
+        code = f.group_start()
+        if code == 0:
+            for i in range(1, n):
+                # Each rank begins with another peer, so that not all of them send to one.
+                peer = (vendor.rank + i) % n
+                if code == 0 and sends[peer].nbytes > 0:
+                    code = f.send(sends[peer].ptr, sends[peer].nbytes, HETCCL_UINT8, peer, vendor.handle, launch.stream)
+                peer = (vendor.rank - i + n) % n
+                if code == 0 and recvs[peer].nbytes > 0:
+                    code = f.recv(recvs[peer].ptr, recvs[peer].nbytes, HETCCL_UINT8, peer, vendor.handle, launch.stream)
+            ended = f.group_end()
+            if code == 0:
+                code = ended
+    return step(vendor, code, launch, "group_end")
+
+
+cdef int run_uneven(VendorComm vendor, Launch* launch, uint8_t* target) except -1:
+    """A reduce-scatter of unequal parts: a reduction to each rank, in one group."""
+    cdef const hetccl_ccl_t* f = vendor.functions
+    cdef const Part* part
+    cdef int code, ended, r
+    with nogil:
+        code = f.group_start()
+        if code == 0:
+            for r in range(vendor.nranks):
+                part = &launch.in_parts[r]
+                if code == 0 and part.nbytes > 0:
+                    code = f.reduce(part.ptr, target if r == vendor.rank else NULL,
+                                    part.nbytes // <int64_t>launch.itemsize * launch.lanes, launch.dtype, launch.op, r,
+                                    vendor.handle, launch.stream)
+            ended = f.group_end()
+            if code == 0:
+                code = ended
+    return step(vendor, code, launch, "group_end")
+
+
+cdef int run_scaled(VendorComm vendor, Launch* launch) except -1:
+    """An op that scales lives in the library, for this communicator; the call keeps what it needs of it."""
+    cdef Launch plain = launch[0]
+    cdef int op = 0
+    plain.scales = False
+    code = vendor.functions.op_create(&op, &plain.factor[0], plain.dtype, HOST_IMMEDIATE, vendor.handle)
+    step(vendor, code, launch, "op_create")
+    plain.op = op
+    try:
+        launch_in_group(vendor, &plain)
+    finally:
+        vendor.functions.op_destroy(op, vendor.handle)
+    return 0
+
+
+cdef int run_in_place(VendorComm vendor, Launch* launch) except -1:
+    """Work on a copy: what is sent, or the result, lies where something else arrives or is still read."""
+    cdef Launch apart = launch[0]
+    cdef int64_t nbytes
+    cdef uint8_t* memory
+    apart.in_place = False
+    if launch.call == REDUCE_SCATTER_BLOCK or launch.call == REDUCE_SCATTER:
+        nbytes = launch.count * <int64_t>launch.itemsize
+        if launch.call == REDUCE_SCATTER:
+            nbytes = launch.in_parts[vendor.rank].nbytes
+        memory = room(vendor, launch, nbytes)
+        try:
+            if launch.call == REDUCE_SCATTER:
+                run_uneven(vendor, &apart, memory)
+            else:
+                apart.target = memory
+                launch_in_group(vendor, &apart)
+            copy(vendor, launch, launch.target, memory, nbytes)
+        finally:
+            give_back(vendor, launch, memory)
+        return 0
+    return run_from_copy(vendor, &apart)
+
+
+cdef int run_from_copy(VendorComm vendor, Launch* launch) except -1:
+    cdef Part* parts = <Part*>calloc(2 * vendor.nranks, sizeof(Part))
+    cdef Part* sends = parts
+    cdef int64_t total = 0, offset = 0
+    cdef uint8_t* memory = NULL
+    cdef int r
+    if parts == NULL:
+        raise MemoryError()
+    try:
+        parts_of(launch, vendor.rank, vendor.nranks, sends, parts + vendor.nranks)
+        # A rank's part for itself stays where it is.
+        if launch.call < NCOLLECTIVES:
+            sends[vendor.rank].nbytes = 0
+        for r in range(vendor.nranks):
+            total += sends[r].nbytes
+        memory = room(vendor, launch, total)
+        for r in range(vendor.nranks):
+            copy(vendor, launch, memory + offset, sends[r].ptr, sends[r].nbytes)
+            sends[r].ptr = memory + offset
+            offset += sends[r].nbytes
+        exchange(vendor, launch, sends, parts + vendor.nranks)
+    finally:
+        free(parts)
+        give_back(vendor, launch, memory)
+    return 0
+
+
+cdef int run_scan(VendorComm vendor, Launch* launch) except -1:
+    """A scan is a reduce-scatter to which each rank gives its operand for the ranks that it counts for, and the op's
+    neutral number for the others."""
+    cdef Launch scattered = launch[0]
+    cdef size_t nbytes = launch.count * launch.itemsize, width = launch.itemsize // launch.lanes
+    cdef uint8_t* memory = room(vendor, launch, nbytes * vendor.nranks)
+    cdef int r, first = vendor.rank + (launch.call == EXSCAN)
+    try:
+        for r in range(vendor.nranks):
+            if r >= first:
+                copy(vendor, launch, memory + r * nbytes, launch.source, nbytes)
+            else:
+                fill(vendor, launch, memory + r * nbytes, width, launch.count * launch.lanes)
+        scattered.call, scattered.source, scattered.in_place = REDUCE_SCATTER_BLOCK, memory, False
+        if launch.call == EXSCAN and vendor.rank == 0:
+            scattered.target = memory  # rank 0 keeps its recvbuf as it is
+        launch_in_group(vendor, &scattered)
+    finally:
+        give_back(vendor, launch, memory)
+    return 0
+
+
+cdef uint8_t* room(VendorComm vendor, Launch* launch, size_t nbytes) except? NULL:
+    """Memory from the runtime's pool, in the order of the stream."""
+    cdef void* memory = NULL
+    cdef void* saved = NULL
+    if nbytes == 0:
+        return NULL
+    vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
+    code = vendor.gpu.alloc_async(&memory, nbytes, launch.stream)
+    vendor.gpu.leave(saved)
+    vendor.runtime.check(code, "alloc_async")
+    return <uint8_t*>memory
+
+
+cdef int give_back(VendorComm vendor, Launch* launch, uint8_t* memory) except -1:
+    cdef void* saved = NULL
+    if memory == NULL:
+        return 0
+    vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
+    code = vendor.gpu.dealloc_async(memory, launch.stream)
+    vendor.gpu.leave(saved)
+    return vendor.runtime.check(code, "dealloc_async")
+
+
+cdef int copy(VendorComm vendor, Launch* launch, void* target, const void* source, size_t nbytes) except -1:
+    cdef void* saved = NULL
+    cdef int code
+    if nbytes == 0:
+        return 0
+    vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
+    with nogil:
+        code = vendor.gpu.copy_async(target, source, nbytes, launch.stream)
+    vendor.gpu.leave(saved)
+    return vendor.runtime.check(code, "copy_async")
+
+
+cdef int fill(VendorComm vendor, Launch* launch, void* target, size_t width, size_t count) except -1:
+    cdef void* saved = NULL
+    if count == 0:
+        return 0
+    vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
+    code = vendor.gpu.fill_async(target, launch.identity, width, count, launch.stream)
+    vendor.gpu.leave(saved)
+    return vendor.runtime.check(code, "fill_async")
+
+
+cdef bint launch_groups(const Launch* launch) noexcept nogil:
+    return not (launch.in_place or launch.scales or launch.call == SCAN or launch.call == EXSCAN)
+
+
+cdef int launch_group_begin(VendorComm vendor) except -1:
+    vendor.usable("group")
+    lock(vendor)
+    try:
+        vendor.ccl.check(vendor.functions.group_start(), "group", "group_start")
+    except BaseException:
+        hetccl_mutex_unlock(&vendor.mutex)
+        raise
+    return 0
+
+
+cdef int launch_group_finish(VendorComm vendor, int call) except -1:
+    cdef int code
+    try:
+        with nogil:
+            code = vendor.functions.group_end()
+        if code != 0:
+            vendor.conclude(code, CALLS[call], "group_end")
+    finally:
+        hetccl_mutex_unlock(&vendor.mutex)
+    return 0
+
+
+cdef bint launch_reduces(Launch* launch, int dtype, const OpChoice* choice) noexcept nogil:
+    cdef int op = choice.code
+    launch.dtype, launch.lanes, launch.op = dtype, 1, op
+    if dtype == HETCCL_BOOL:
+        # One byte of 0 or 1.
+        launch.dtype = HETCCL_UINT8
+        if op == HETCCL_SUM or op == HETCCL_MAX or op == HETCCL_LOR or op == HETCCL_BOR:
+            launch.op = HETCCL_MAX
+        elif op == HETCCL_PROD or op == HETCCL_MIN or op == HETCCL_LAND or op == HETCCL_BAND:
+            launch.op = HETCCL_MIN
+        else:
+            return False
+    elif dtype == HETCCL_COMPLEX64 or dtype == HETCCL_COMPLEX128:
+        # A sum of complex numbers is that of their parts; a product is not.
+        launch.dtype, launch.lanes = HETCCL_FLOAT32 if dtype == HETCCL_COMPLEX64 else HETCCL_FLOAT64, 2
+        if op != HETCCL_SUM and op != HETCCL_AVG:
+            return False
+    elif dtype > HETCCL_FLOAT8_E5M2:
+        return False
+    if choice.kind == KIND_PREMUL:
+        launch.op, launch.scales = HETCCL_SUM, True
+        memcpy(&launch.factor[0], &choice.factor[0], FACTOR_BYTES)
+    elif choice.kind != KIND_BUILTIN or launch.op >= HETCCL_NVENDOR_OPS:
+        return False
+    launch.identity = identity_of(launch.dtype, launch.op)
+    return True
+
+
+cdef uint64_t identity_of(int dtype, int op) noexcept nogil:
+    """Bits of the number that leaves every other as it is. A sum's is -0 for floats: +0 would change -0."""
+    cdef int width = 8 if dtype in (HETCCL_INT64, HETCCL_UINT64, HETCCL_FLOAT64) else (
+        4 if dtype in (HETCCL_INT32, HETCCL_UINT32, HETCCL_FLOAT32) else
+        2 if dtype in (HETCCL_FLOAT16, HETCCL_BFLOAT16) else 1)
+    cdef uint64_t top = <uint64_t>1 << (8 * width - 1), all_ones = top | (top - 1), infinity, one = 1
+    if dtype == HETCCL_UINT8 or dtype == HETCCL_UINT32 or dtype == HETCCL_UINT64:
+        return 1 if op == HETCCL_PROD else all_ones if op == HETCCL_MIN else 0
+    if dtype == HETCCL_INT8 or dtype == HETCCL_INT32 or dtype == HETCCL_INT64:
+        return 1 if op == HETCCL_PROD else top if op == HETCCL_MAX else top - 1 if op == HETCCL_MIN else 0
+    # Exponents of all ones; float8_e4m3fn has no infinity, and its largest number is just below that.
+    if dtype == HETCCL_FLOAT64:
+        infinity, one = 0x7FF0000000000000ULL, 0x3FF0000000000000ULL
+    elif dtype == HETCCL_FLOAT32:
+        infinity, one = 0x7F800000ULL, 0x3F800000ULL
+    elif dtype == HETCCL_FLOAT16:
+        infinity, one = 0x7C00, 0x3C00
+    elif dtype == HETCCL_BFLOAT16:
+        infinity, one = 0x7F80, 0x3F80
+    elif dtype == HETCCL_FLOAT8_E4M3:
+        infinity, one = 0x7E, 0x38
+    else:
+        infinity, one = 0x7C, 0x3C
+    return one if op == HETCCL_PROD else top | infinity if op == HETCCL_MAX else infinity if op == HETCCL_MIN else top
+
+
+cdef void* launch_mark(VendorComm vendor, void* event, void* stream) except NULL:
+    cdef void* saved = NULL
+    cdef int code = 0
+    vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
+    if event == NULL:
+        code = vendor.gpu.event_create(&event)
+    if code == 0:
+        code = vendor.gpu.event_record(event, stream)
+    vendor.gpu.leave(saved)
+    vendor.runtime.check(code, "event_record")
+    return event
+
+
+cdef void launch_unmark(const hetccl_runtime_t* gpu, int device, void* event) noexcept nogil:
+    cdef void* saved = NULL
+    if gpu.enter(device, &saved) == 0:
+        gpu.event_destroy(event)
+        gpu.leave(saved)
+
+
+cdef int query(VendorComm vendor, void* event) noexcept nogil:
+    """The event's state, from whatever thread."""
+    cdef void* saved = NULL
+    cdef int code = vendor.gpu.enter(vendor.device, &saved)
+    if code == 0:
+        code = vendor.gpu.event_query(event)
+        vendor.gpu.leave(saved)
+    return code
+
+
+cdef bint launch_is_done(VendorComm vendor, void* event, int call) except -1:
+    cdef int code
+    if vendor.lost:
+        vendor.usable(CALLS[call])
+    code = query(vendor, event)
+    if code == vendor.gpu.not_ready:
+        return False
+    vendor.runtime.check(code, "event_query")
+    return True
+
+
+cdef int launch_wait(VendorComm vendor, void* event, int call) except -1:
+    cdef int64_t began = hetccl_launch_now_ns(), looked, now
+    cdef int code
+    while True:
+        with nogil:
+            looked = hetccl_launch_now_ns()
+            while True:
+                code = query(vendor, event)
+                now = hetccl_launch_now_ns()
+                if code != vendor.gpu.not_ready or vendor.lost or now - looked > LOOK_NS:
+                    break
+                if now - began > EAGER_NS:
+                    hetccl_launch_pause_ns(PAUSE_NS)
+        if code != vendor.gpu.not_ready:
+            return vendor.runtime.check(code, "event_query")
+        if vendor.lost:
+            vendor.usable(CALLS[call])
+        PyErr_CheckSignals()
+        if now - began > vendor.timeout_ns:
+            raise CommTimeout(
+                f"{CALLS[call]}: rank {vendor.rank} waited {vendor.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT) for the GPU: "
+                "a rank has not called it, or the stream is still busy with earlier work",
+                call=CALLS[call], rank=vendor.rank,
+            )

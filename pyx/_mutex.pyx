@@ -1,0 +1,1 @@
+"""The mutex of include/hetccl/mutex.h; layer L0."""

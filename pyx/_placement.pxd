@@ -1,0 +1,43 @@
+"""Who runs a call: the engine, or the library of the ranks' vendor."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t
+
+from hetccl._buffer cimport Span
+from hetccl._endpoint cimport Endpoint
+from hetccl._op cimport Op, OpChoice
+from hetccl._request cimport Request
+from hetccl._vendor cimport VendorComm
+
+
+cdef class Placement(Endpoint):
+    cdef VendorComm vendor               # runs calls on device buffers; None until the first
+    cdef list registrations              # Registration; those that may be in use
+    cdef VendorComm host_vendor          # runs some calls on host buffers (HETCCL_HOST_CCL), or None
+
+    # Whether the call's buffers are device memory; if so, the request gets vendor and stream. Refuses mixtures.
+    cdef bint place(self, Request request) except -1
+    cdef int place_on_device(self, Request request, int kind) except -1
+    cdef int check_device(self, Span* span, str argument) except -1
+    # Tell the library which reduction it is; TypeError if it has none for the buffers' dtype.
+    cdef int reduce_on_device(self, Request request, Op op, OpChoice* choice, Span* given) except -1
+    # Let the library for host buffers run it, if there is one that can. Whatever is decided is so on all ranks.
+    cdef int offer_reduction(self, Request request, int dtype, const OpChoice* choice) except -1
+    cdef int offer_movement(self, Request request) except -1
+    cdef int fill_launch(self, Request request, int root, void* source, void* target, int64_t count, size_t itemsize,
+                         bint in_place) except -1
+    cdef int aim_comparison(self, Request request) except -1
+    # Let the library run the request's messages if they are device memory. in_place: one arrives where one is sent.
+    cdef int aim_messages(self, Request request, bint in_place) except -1
+    # Meet the other ranks in the vendor's library. A collective.
+    cdef int connect(self, int kind, int device, int call) except -1
+    cdef VendorComm split_vendor(self, object color, object key)
+    # Wait until streams have done with what they hold.
+    cdef int await_queued(self) except -1
+    cdef int leave_vendors(self) except -1
+
+
+cdef class Registration:
+    cdef VendorComm vendor               # None: ended
+    cdef Span span
+    cdef object handle

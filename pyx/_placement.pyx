@@ -1,0 +1,317 @@
+"""Layer L4: who runs a call. Host buffers are the engine's, or oneCCL's if the user wants that; device buffers are the
+island's vendor's. The kind of memory and the call decide, so that all ranks come to the same.
+
+The vendor's communicator is made when the first device buffer comes: a program that has none never loads a driver, and
+that buffer's device is the communicator's. The GIL is held.
+"""
+
+from libc.stdint cimport uint8_t, uintptr_t
+
+from hetccl._abi cimport (
+    HETCCL_AVG, HETCCL_BOOL, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_MEM_CUDA, HETCCL_MEM_HIP, HETCCL_MEM_HOST,
+    HETCCL_SUM, HETCCL_UINT8,
+)
+from hetccl._arguments cimport refuse_stream, whole
+from hetccl._array cimport DEVICE_UNKNOWN
+from hetccl._buffer cimport dtype_name, span_of, span_release
+from hetccl._calls cimport (
+    ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, BARRIER, BCAST, CONNECT, REDUCE, REDUCE_SCATTER_BLOCK, SCATTER,
+)
+from hetccl._launch cimport NO_PEER, Launch, launch_reduces, launch_wait
+from hetccl._layout cimport Part
+from hetccl._mailbox cimport ANY
+from hetccl._op cimport KIND_BUILTIN, KIND_PREMUL, KIND_USER
+from hetccl._request cimport Letter
+from hetccl._stream cimport stream_await, stream_is_current, stream_of
+
+from hetccl._calls import CALLS
+from hetccl.errors import CommClosed
+
+cdef dict VENDORS = {HETCCL_MEM_CUDA: "nvidia", HETCCL_MEM_HIP: "amd"}
+cdef dict KINDS = {"nvidia": HETCCL_MEM_CUDA, "amd": HETCCL_MEM_HIP}
+cdef tuple NAMES = ("host", "CUDA", "HIP", "oneAPI")  # by HETCCL_MEM_*
+
+# What the libraries for host buffers have as one function; the engine has all.
+cdef tuple HOST_CALLS = (ALLREDUCE, REDUCE, BCAST, ALLGATHER, REDUCE_SCATTER_BLOCK, ALLTOALL, SCATTER)
+
+
+cdef class Placement(Endpoint):
+    """Adds the vendors' libraries to an endpoint."""
+
+    def __cinit__(self, membership):
+        self.registrations = []
+
+    cdef bint place(self, Request request) except -1:
+        cdef Span* send = &request.send
+        cdef Span* recv = &request.recv
+        cdef int kind
+        if request.vendor is not None:
+            return request.is_queued()
+        kind = recv.kind if recv.owner != NULL else send.kind if send.owner != NULL else HETCCL_MEM_HOST
+        if send.owner != NULL and send.kind != kind:
+            raise ValueError(f"sendbuf: is {NAMES[send.kind]} memory, recvbuf {NAMES[kind]} memory; one call works "
+                             "on one kind")
+        if kind == HETCCL_MEM_HOST:
+            refuse_stream(request.stream)
+            return False
+        self.place_on_device(request, kind)
+        return True
+
+    cdef int place_on_device(self, Request request, int kind) except -1:
+        cdef Span* spans[2]
+        cdef Span* span
+        cdef int i
+        cdef VendorComm vendor = self.vendor
+        spans[0], spans[1] = &request.recv, &request.send
+        span = spans[0] if spans[0].owner != NULL else spans[1]
+        if vendor is None:
+            device = span.device
+            if device == DEVICE_UNKNOWN:
+                device = self.membership.device_of(VENDORS.get(kind), <uintptr_t>span.ptr)
+            self.connect(kind, device, request.work.call)
+            vendor = self.vendor
+        for i in range(2):
+            if spans[i].owner != NULL:
+                self.check_device(spans[i], "recvbuf" if i == 0 else "sendbuf")
+        request.launch.stream = stream_of(request.stream, <object>span.owner, vendor.runtime, vendor.device)
+        request.library_holds = True
+        for i in range(2):
+            if spans[i].owner != NULL:
+                obj = <object>spans[i].owner
+                stream_await(request.launch.stream, obj, vendor.runtime)
+                if not stream_is_current(request.launch.stream, obj, vendor.runtime, vendor.device):
+                    request.library_holds = False
+        request.vendor, request.gpu, request.device = vendor, vendor.gpu, vendor.device
+        return 0
+
+    cdef int check_device(self, Span* span, str argument) except -1:
+        cdef VendorComm vendor = self.vendor
+        device = span.device
+        # __cuda_array_interface__ is HIP's too.
+        if span.kind != vendor.runtime.kind and device != DEVICE_UNKNOWN:
+            raise ValueError(f"{argument}: is {NAMES[span.kind]} memory, the communicator's GPUs are "
+                             f"{vendor.runtime.name}'s")
+        if device == DEVICE_UNKNOWN and span.count:
+            device = vendor.runtime.pointer(<uintptr_t>span.ptr)["device"]
+        if device != vendor.device and device != DEVICE_UNKNOWN:
+            raise ValueError(f"{argument}: is on device {device}, the communicator's is {vendor.device}: the first call "
+                             "on GPU memory chose it, or hetccl.Comm(comm, device=...)")
+        if span.layout != NULL:
+            raise NotImplementedError(f"{argument}: a datatype with gaps is not packed in GPU memory by this version; "
+                                      "copy the elements together first")
+        return 0
+
+    cdef int reduce_on_device(self, Request request, Op op, OpChoice* choice, Span* given) except -1:
+        name = self.vendor.ccl.name
+        if choice.kind == KIND_USER:
+            raise TypeError("op: a function of the user's runs on host memory, and the buffers are in GPU memory")
+        if not launch_reduces(&request.launch, given.dtype, choice):
+            raise TypeError(f"op: {name} has no {op.name} of {dtype_name(given.dtype)}, and the buffers are in GPU "
+                            "memory; reduce host copies instead")
+        if given.dtype in (HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2) and self.vendor.float8 != "ocp":
+            raise TypeError(f"op: {name} would take {dtype_name(given.dtype)}, which is OCP's format, for the FNUZ format "
+                            "of a GPU of this island")
+        return 0
+
+    cdef int offer_reduction(self, Request request, int dtype, const OpChoice* choice) except -1:
+        cdef OpChoice plain = choice[0]
+        if self.host_vendor is None or request.work.call not in HOST_CALLS or dtype == HETCCL_BOOL:
+            return 0
+        if choice.kind == KIND_PREMUL or choice.code == HETCCL_AVG:  # scaled before, or divided after
+            plain.kind, plain.code = KIND_BUILTIN, HETCCL_SUM
+        # oneCCL has no float8.
+        if launch_reduces(&request.launch, dtype, &plain) and request.launch.dtype < HETCCL_FLOAT8_E4M3:
+            request.vendor = self.host_vendor
+            if choice.code == HETCCL_AVG:
+                request.launch.divide, request.launch.divisor = choice.reduce, self.size
+        return 0
+
+    cdef int offer_movement(self, Request request) except -1:
+        if self.host_vendor is not None and request.work.call in HOST_CALLS:
+            request.vendor = self.host_vendor
+        return 0
+
+    cdef int aim(self, Request request, int plan, int root, void* source, void* target, int64_t count, size_t itemsize,
+                 bint in_place) except -1:
+        if request.vendor is not None:
+            self.fill_launch(request, root, source, target, count, itemsize, in_place)
+            if request.is_queued():
+                return self.aim_comparison(request)
+        return Endpoint.aim(self, request, plan, root, source, target, count, itemsize, in_place)
+
+    cdef int aim_parts(self, Request request, int plan, int root, int nin, int nout, size_t itemsize,
+                       bint in_place) except -1:
+        cdef Part* parts = request.parts
+        cdef int i
+        if not self.place(request):
+            return Endpoint.aim_parts(self, request, plan, root, nin, nout, itemsize, in_place)
+        for i in range(nin + nout):
+            if parts[i].layout != NULL:
+                raise NotImplementedError("datatypes: one with gaps is not packed in GPU memory by this version")
+        self.fill_launch(request, root, NULL, request.recv.ptr, 1, itemsize, in_place)
+        request.launch.in_parts = parts if nin else NULL
+        request.launch.out_parts = parts + nin if nout else NULL
+        return self.aim_comparison(request)
+
+    cdef int aim_comparison(self, Request request) except -1:
+        """HETCCL_CHECK: declare() needs a collective of the engine's."""
+        if not self.check:
+            return 0
+        return Endpoint.aim(self, request, BARRIER, 0, &request.tokens[0], &request.tokens[1], 1, 1, False)
+
+    cdef int fill_launch(self, Request request, int root, void* source, void* target, int64_t count, size_t itemsize,
+                         bint in_place) except -1:
+        cdef Launch* launch = &request.launch
+        launch.call, launch.root, launch.count, launch.itemsize = request.work.call, root, count, itemsize
+        launch.source, launch.target, launch.in_place = <uint8_t*>source, <uint8_t*>target, in_place
+        if launch.lanes == 0:
+            launch.dtype, launch.lanes = HETCCL_UINT8, 1
+        if launch.call == BCAST:
+            launch.source = launch.target = <uint8_t*>(target if source == NULL else source)
+        elif launch.call == REDUCE_SCATTER_BLOCK and source == target:
+            launch.in_place = self.size > 1
+        return 0
+
+    cdef int aim_messages(self, Request request, bint in_place) except -1:
+        cdef Letter* letter
+        cdef int i
+        if request.work.nmessages == 0:  # to or from nobody
+            if request.send.kind == HETCCL_MEM_HOST and request.recv.kind == HETCCL_MEM_HOST:
+                refuse_stream(request.stream)
+            return 0
+        if not self.place(request):
+            return 0
+        self.fill_launch(request, 0, NULL, NULL, 0, 1, in_place)
+        request.launch.dest = request.launch.source_rank = NO_PEER
+        for i in range(request.work.nmessages):
+            letter = &request.letters[i]
+            if letter.sending:
+                request.launch.dest, request.launch.source = letter.peer, letter.ptr
+                request.launch.count = letter.nbytes
+            elif letter.peer == ANY:
+                raise ValueError("source: ANY_SOURCE is for host buffers; a message in GPU memory comes from a rank that "
+                                 "is named")
+            else:
+                request.launch.source_rank, request.launch.target = letter.peer, letter.ptr
+                request.launch.room = letter.nbytes
+        if (request.launch.dest == self.rank) != (request.launch.source_rank == self.rank):
+            raise ValueError(f"{CALLS[request.work.call]}: a message in GPU memory from rank {self.rank} to itself needs "
+                             "Sendrecv, which queues both sides at once")
+        request.work.messages, request.work.nmessages = NULL, 0
+        return 0
+
+    cdef int connect(self, int kind, int device, int call) except -1:
+        name = VENDORS.get(kind)
+        if name is None:
+            raise NotImplementedError(f"{CALLS[call]}: buffers in the memory of this kind of GPU are not supported")
+        if len(self.islands) > 1:
+            islands = ", ".join(f"{island.label} (ranks {list(island.ranks)})" for island in self.islands)
+            raise NotImplementedError(f"{CALLS[call]}: GPU buffers work inside one island in this version; there are "
+                                      f"{len(self.islands)}: {islands}. Copy to host buffers")
+        self.vendor = self.membership.open_island(name, device, self._exchange, CALLS[call])
+        return 0
+
+    def _exchange(self, bytes mine):
+        """Every rank's bytes, in rank order, by the engine."""
+        cdef list lengths = self.tell(CONNECT, len(mine))
+        cdef Request request = self.request(Request, CONNECT, None)
+        cdef Part* parts = self.parts_for(request, 1, self.size)
+        cdef uint8_t* place
+        cdef int r
+        everything = bytearray(sum(lengths) + 1)
+        place = <uint8_t*><char*>everything
+        parts[0].ptr, parts[0].nbytes = <uint8_t*><char*>mine, len(mine)
+        for r in range(self.size):
+            parts[1 + r].ptr, parts[1 + r].nbytes = place, lengths[r]
+            place += parts[1 + r].nbytes
+        Endpoint.aim_parts(self, request, ALLGATHERV, 0, 1, self.size, 1, False)
+        request.run(None)
+        starts = [sum(lengths[:r]) for r in range(self.size)]
+        return [bytes(everything[start : start + length]) for start, length in zip(starts, lengths)]
+
+    def _connect(self, device):
+        """Set the vendor's library up for this device. Collective."""
+        index = whole(device, "device")
+        name = self.members[self.rank].vendor
+        if name not in KINDS:
+            raise ValueError(f"device: {index} was given, but rank {self.rank} has no GPU")
+        self.connect(KINDS[name], index, CONNECT)
+
+    def _use_host_library(self):
+        """Set oneCCL up for host buffers, if the user wants it. Collective."""
+        if self.membership.settings.host_ccl == "oneccl" and len(self.islands) == 1 and self.size > 1:
+            self.host_vendor = self.membership.open_island("host", 0, self._exchange, CALLS[CONNECT])
+
+    cdef VendorComm split_vendor(self, object color, object key):
+        """The part of the vendor's communicator that Split makes; None if the library leaves that to a new one."""
+        if self.vendor is None or not self.vendor.ccl.supports("split"):
+            return None
+        return self.vendor.Split(color, key)
+
+    cdef int await_queued(self) except -1:
+        cdef Request request
+        for request in list(self.executor.inflight.values()):
+            if request.is_queued() and request.event != NULL and not request.vendor.lost:
+                launch_wait(request.vendor, request.event, request.work.call)
+        return 0
+
+    cdef int leave_vendors(self) except -1:
+        for registration in self.registrations:
+            registration.Free()
+        self.registrations.clear()
+        for vendor in (self.vendor, self.host_vendor):
+            if vendor is not None:
+                (<VendorComm>vendor).close()
+        return 0
+
+    def supports(self, name):
+        """Whether the library that runs calls on GPU buffers has a function, by its own name or ours.
+
+        name    : "all_to_all", "split", "register_buffer" ... (docs/vendor-ccls.md)
+        Returns : False before the first call on GPU buffers
+        """
+        return self.vendor is not None and self.vendor.ccl.supports(name)
+
+    def register(self, array):
+        """Register an array with the vendor's library, which may then work on it without copies of its own.
+
+        array   : contiguous array in GPU memory of the communicator's device; held until Free
+        Returns : Registration; `with comm.register(x):` or its Free() ends it
+        Raises  : CommClosed (before the first call on GPU buffers), SymbolNotFound (the library lacks it), ValueError,
+                  BufferError
+        Source  : ncclCommRegister
+        """
+        self.usable(CONNECT)
+        if self.vendor is None:
+            raise CommClosed("register: the vendor's library is set up by the first call on GPU buffers, or by "
+                             "hetccl.Comm(comm, device=...)", call="register")
+        return Registration(self, array)
+
+
+cdef class Registration:
+    """An array that the vendor's library knows; made by Comm.register."""
+
+    def __init__(self, Placement comm not None, array):
+        span_of(array, &self.span, "array", False, 1)
+        if self.span.kind == HETCCL_MEM_HOST:
+            raise ValueError("array: is host memory; the vendor's library registers GPU memory")
+        comm.check_device(&self.span, "array")
+        self.handle = comm.vendor.register(<uintptr_t>self.span.ptr, self.span.nbytes)
+        self.vendor = comm.vendor
+        comm.registrations.append(self)
+
+    def Free(self):
+        """End the registration. A second call does nothing, nor does one after the communicator's Free."""
+        vendor, self.vendor = self.vendor, None
+        if vendor is not None and vendor.handle != NULL:
+            vendor.deregister(self.handle)
+        span_release(&self.span)
+
+    def __dealloc__(self):
+        span_release(&self.span)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.Free()

@@ -1,0 +1,52 @@
+"""Compile a fake library of this folder: `build("fakecuda")` is a path for HETCCL_CUDA_LIB."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CACHE = HERE.parents[1] / "build" / "fakes"
+# A fake has its model's soname, so that whoever asks the process for a copy that is loaded finds it.
+SONAMES = {"fakecuda": "libcuda.so.1", "fakenccl": "libnccl.so.2", "fakerccl": "librccl.so.1"}
+FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+
+
+def compiler():
+    """The C compiler's path, None if there is none."""
+    return shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+
+
+def build(name, *options, without=()):
+    """Compile name.c, once for each choice of arguments, and return the library's path.
+
+    options : str, the compiler's, "-DNAME=1"
+    without : sequence of str, functions that the library shall not have
+    Raises  : RuntimeError (no compiler, or it failed)
+    """
+    if compiler() is None:
+        raise RuntimeError(f"no C compiler to make {name} of tests/fakes: install gcc, or set CC")
+    soname = SONAMES.get(name, f"lib{name}.so")
+    command = [compiler(), *FLAGS, f"-Wl,-soname,{soname}", *options]
+    sources = [path.read_text() for path in sorted(HERE.glob("*.[ch]"))]
+    key = hashlib.sha256(repr((name, command, sorted(without), sources)).encode()).hexdigest()[:16]
+    folder = CACHE / f"{name}-{key}"
+    if not (folder / soname).exists():
+        _compile(name, command, sorted(without), folder, soname)
+    return str(folder / soname)
+
+
+def _compile(name, command, without, folder, soname):
+    folder.mkdir(parents=True, exist_ok=True)
+    # Ranks of a job compile at the same time: each its own file, moved to its place when whole.
+    partial = folder / f"{soname}.{os.getpid()}"
+    command = [*command, "-o", str(partial), str(HERE / f"{name}.c"), "-ldl"]
+    if without:
+        script = folder / f"hidden.{os.getpid()}"
+        script.write_text("{ local: " + " ".join(f"{symbol};" for symbol in without) + " };")
+        command.insert(1, f"-Wl,--version-script={script}")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+    os.replace(partial, folder / soname)
