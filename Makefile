@@ -60,10 +60,9 @@ bench: build ## compare with mpi4py on this machine, over each MPI
 	@$(SETUP) test
 	@$(RUN) python bench/compare_mpi.py $$(for m in .venv .mpi/*; do [ ! -x $$m/bin/mpirun ] || echo --mpi $$m; done) $(ARGS)
 
-test-gpu: build ## run the tests that need an NVIDIA or AMD GPU
-	@$(SETUP) test
-	@test -d tests/gpu || { echo "hetccl: this version has no code that runs on a GPU, so no such tests" >&2; exit 1; }
-	@$(RUN) python -m pytest tests/gpu $(ARGS)
+test-gpu: build ## test and benchmark what needs NVIDIA GPUs; results in build/gpu.json (ARGS="--only bench" for a part)
+	@$(SETUP) test gpu
+	@$(RUN) python tests/gpu/run.py $(ARGS)
 
 clean: ## remove all that was set up and built
 	rm -rf .venv .mpi build docs/_build hetccl/*.so pyx/*.c

@@ -25,15 +25,20 @@ from hetccl.comm import Comm
 from hetccl.errors import (
     CommClosed,
     CommTimeout,
+    GpuError,
     HetcclError,
     LibraryError,
     LibraryNotFound,
+    NcclError,
+    OneCclError,
     PeerError,
+    RcclError,
     SymbolNotFound,
 )
 
 __all__ = [
     "AVG", "BAND", "BOR", "BXOR", "IN_PLACE", "LAND", "LOR", "LXOR", "MAX", "MAXLOC", "MIN", "MINLOC", "PROD", "SUM",
-    "Comm", "CommClosed", "CommTimeout", "HetcclError", "LibraryError", "LibraryNotFound", "Message", "Op", "PeerError",
-    "Prequest", "Request", "SymbolNotFound", "__version__", "premul_sum",
+    "Comm", "CommClosed", "CommTimeout", "GpuError", "HetcclError", "LibraryError", "LibraryNotFound", "Message",
+    "NcclError", "OneCclError", "Op", "PeerError", "Prequest", "RcclError", "Request", "SymbolNotFound", "__version__",
+    "premul_sum",
 ]  # fmt: skip

@@ -109,6 +109,14 @@ class Membership:
             call,
         )
 
+    def peers_of(self, child):
+        """(rank in it, pid) of the other ranks of a communicator that was made of this one; see VendorComm."""
+        if child == MPI.COMM_NULL:
+            return []
+        everyone = list(range(child.size))
+        ours = MPI.Group.Translate_ranks(child.Get_group(), everyone, self.mpi.Get_group())
+        return [(rank, self.members[ours[rank]].pid) for rank in everyone if rank != child.rank]
+
     def device_of(self, vendor, address):
         """Index of the device whose memory it is; 0 for memory that the vendor's runtime does not know."""
         return max(0, vendors.open_runtime(vendor, self.settings).pointer(address)["device"])

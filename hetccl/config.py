@@ -67,6 +67,8 @@ FLAG = Type("0 or 1", _matching("[01]", lambda text: text == "1"))
 LABEL = Type("1 to 64 characters, none of them a space", _matching(r"[^\s\x00-\x1f\x7f]{1,64}", str))
 NAME = Type("auto, or a name of lower-case letters, digits and _", _matching("[a-z][a-z0-9_]*", str))
 TEXT = Type("text", str)
+# An empty name would open the program itself.
+FILE = Type("path or name of a file", _matching(r"[^\x00]+", str))
 
 
 def _variable(kind, default, meaning, name=None):
@@ -104,11 +106,11 @@ class Config:
     host_ccl: str = _variable(
         _choice("own", "oneccl"), "own", "Who runs collectives of host buffers inside an island: hetccl, or oneCCL."
     )
-    cuda_lib: str | None = _variable(TEXT, None, "Path or name of the CUDA driver library, instead of libcuda.so.1.")
-    nccl_lib: str | None = _variable(TEXT, None, "Path or name of NCCL, instead of a wheel's or the system's.")
-    hip_lib: str | None = _variable(TEXT, None, "Path or name of the HIP runtime, instead of a wheel's or the system's.")
-    rccl_lib: str | None = _variable(TEXT, None, "Path or name of RCCL, instead of a wheel's or the system's.")
-    oneccl_lib: str | None = _variable(TEXT, None, "Path or name of oneCCL, instead of a wheel's or the system's.")
+    cuda_lib: str | None = _variable(FILE, None, "The CUDA driver library, instead of libcuda.so.1.")
+    nccl_lib: str | None = _variable(FILE, None, "NCCL, instead of a wheel's or the system's.")
+    hip_lib: str | None = _variable(FILE, None, "The HIP runtime, instead of a wheel's or the system's.")
+    rccl_lib: str | None = _variable(FILE, None, "RCCL, instead of a wheel's or the system's.")
+    oneccl_lib: str | None = _variable(FILE, None, "oneCCL, instead of a wheel's or the system's.")
     cuda_visible_devices: str | None = _variable(
         TEXT, None, "The NVIDIA devices of the process, as CUDA reads it; empty: none.", "CUDA_VISIBLE_DEVICES"
     )

@@ -20,16 +20,22 @@ class Known:
     sonames       : best first
     version_call  : C function `int f(int *version)` that needs no initialization, "" if it has none
     version_parts : how the number splits: divisors of major, minor and patch, each taken modulo the one before
+    setting       : the field of config.Config with the path or name that the user wants instead, "" if there is none
     """
 
     name: str
     sonames: tuple
     version_call: str = ""
     version_parts: tuple = ()
+    setting: str = ""
 
-    def open(self, override=None):
-        """Open it, or raise LibraryNotFound. override : None | str, see Library.open."""
-        return Library.open(self.sonames, override=override, folders=wheel_folders())
+    def override(self, settings):
+        """The user's path or name, None without one. settings : config.Config."""
+        return getattr(settings, self.setting) if self.setting else None
+
+    def open(self, settings):
+        """Open it, or raise LibraryNotFound. settings : config.Config."""
+        return Library.open(self.sonames, override=self.override(settings), folders=wheel_folders())
 
     def version(self, library):
         """The version as text; "" if the library does not tell."""
@@ -58,17 +64,18 @@ _NCCL_PARTS = (10000, 100, 1)
 # Version encodings: cuda.h, nccl.h (since 2.9), hip_version.h, oneapi/ccl.h. libibverbs and MPI have no such call.
 LIBRARIES = (
     Known("MPI", ("libmpi.so.40", "libmpi.so.12", "libmpi.so")),
-    Known("CUDA driver", ("libcuda.so.1",), "cuDriverGetVersion", _CUDA_PARTS),
+    Known("CUDA driver", ("libcuda.so.1",), "cuDriverGetVersion", _CUDA_PARTS, "cuda_lib"),
     Known("CUDA runtime", ("libcudart.so.13", "libcudart.so.12", "libcudart.so"), "cudaRuntimeGetVersion", _CUDA_PARTS),
-    Known("NCCL", ("libnccl.so.2",), "ncclGetVersion", _NCCL_PARTS),
+    Known("NCCL", ("libnccl.so.2",), "ncclGetVersion", _NCCL_PARTS, "nccl_lib"),
     Known(
         "HIP",
-        ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"),
+        ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"),
         "hipRuntimeGetVersion",
         (10_000_000, 100_000, 1),
+        "hip_lib",
     ),
-    Known("RCCL", ("librccl.so.1",), "ncclGetVersion", _NCCL_PARTS),
-    Known("oneCCL", ("libccl.so.2",), "onecclGetVersion", _NCCL_PARTS),
+    Known("RCCL", ("librccl.so.1",), "ncclGetVersion", _NCCL_PARTS, "rccl_lib"),
+    Known("oneCCL", ("libccl.so.2",), "onecclGetVersion", _NCCL_PARTS, "oneccl_lib"),
     Known("libibverbs", ("libibverbs.so.1",)),
 )
 

@@ -1,1 +1,49 @@
-"""Vendors."""
+"""Which GPU runtime and which CCL serve a vendor's devices, and how they are opened: the one registry of vendors."""
+
+from typing import NamedTuple
+
+from hetccl import _cuda, _hip, _host, _nccl, _oneccl, libraries
+
+
+class Vendor(NamedTuple):
+    """How a vendor's libraries are opened; both are opened once per process, and stay.
+
+    runtime         : function (override, folders) -> _runtime.Runtime
+    runtime_setting : the field of config.Config with the path of its library that the user wants
+    ccl             : function (override, folders) -> _ccl.Ccl
+    ccl_setting     : as runtime_setting
+    """
+
+    runtime: object
+    runtime_setting: str
+    ccl: object
+    ccl_setting: str
+
+
+VENDORS = {
+    "nvidia": Vendor(lambda *where: _cuda.open(*where), "cuda_lib", _nccl.open_nccl, "nccl_lib"),
+    "amd": Vendor(lambda *where: _hip.open(*where), "hip_lib", _nccl.open_rccl, "rccl_lib"),
+    "host": Vendor(lambda *where: _host.open(), "", lambda *where: _oneccl.open(*where), "oneccl_lib"),
+}
+
+
+def open_runtime(vendor, settings):
+    """The GPU runtime of a vendor.
+
+    vendor   : "nvidia" | "amd" | "host"
+    settings : config.Config
+    Returns  : _runtime.Runtime, the same one each time
+    Raises   : LibraryNotFound, SymbolNotFound, GpuError (no device, or a driver that does not work)
+    """
+    known = VENDORS[vendor]
+    return known.runtime(getattr(settings, known.runtime_setting, None), libraries.wheel_folders())
+
+
+def open_ccl(vendor, settings):
+    """The CCL of a vendor; as open_runtime.
+
+    Returns : _ccl.Ccl, the same one each time
+    Raises  : LibraryNotFound (or too old), SymbolNotFound
+    """
+    known = VENDORS[vendor]
+    return known.ccl(getattr(settings, known.ccl_setting), libraries.wheel_folders())

@@ -1,7 +1,7 @@
 """Vendor CCLs behind one table (include/hetccl/ccl.h); layer L1.
 
-A library's own module has the names of its functions and opens it (_nccl, _oneccl); here the table is filled from those,
-and codes become errors. Called with the GIL; the table is read without it.
+A library's own module has the names of its functions and opens it (_nccl, _oneccl); here the table is filled from
+those, and codes become errors. Called with the GIL; the table is read without it.
 """
 
 from libc.stdlib cimport calloc
@@ -14,11 +14,11 @@ from hetccl.errors import SymbolNotFound
 cdef extern from "hetccl/ccl_slots.h" nogil:
     enum:
         HETCCL_CCL_SLOTS
-    ctypedef struct hetccl_slot_t:
+    ctypedef struct hetccl_ccl_slot_t:
         const char* name
         void* missing
-    const hetccl_slot_t* hetccl_ccl_slots
-    void** hetccl_slot_place(hetccl_ccl_t* table, int index)
+    const hetccl_ccl_slot_t* hetccl_ccl_slots
+    void** hetccl_ccl_place(hetccl_ccl_t* table, int index)
 
 
 cdef class Ccl:
@@ -38,7 +38,7 @@ cdef class Ccl:
     def supports(self, str function):
         """Whether the library has a function; `function` is a slot's name, "all_to_all"."""
         cdef int index = slot_index(function)
-        return hetccl_slot_place(self.table, index)[0] != hetccl_ccl_slots[index].missing
+        return hetccl_ccl_place(self.table, index)[0] != hetccl_ccl_slots[index].missing
 
     def missing(self):
         """The slots that the library leaves empty: tuple of str."""
@@ -75,7 +75,8 @@ cdef class Ccl:
         if detail is None:
             detail = self.table.last_error(NULL).decode(errors="replace").strip()
         told = f"{text}: {detail}" if detail else text
-        return self.error(f"{call}: {symbol} of {library} answered {code}, {told} ({self.advice})", call=call, code=code)
+        message = f"{call}: {symbol} of {library} answered {code}, {told} ({self.advice})"
+        return self.error(message, call=call, code=code)
 
 
 cdef int slot_index(str function) except -1:
@@ -105,13 +106,13 @@ cdef Ccl ccl_fill(Library library, str name, int version, str version_text, tupl
     ccl.table.version = version
     ccl.symbols = {slot: (names[0], since) for slot, names, since in rows}
     for index in range(HETCCL_CCL_SLOTS):
-        hetccl_slot_place(ccl.table, index)[0] = hetccl_ccl_slots[index].missing
+        hetccl_ccl_place(ccl.table, index)[0] = hetccl_ccl_slots[index].missing
     for slot, names, since in rows:
         for symbol in names:
             symbol_ = symbol.encode()
             address = library.find(symbol_)
             if address != NULL:
-                hetccl_slot_place(ccl.table, slot_index(slot))[0] = address
+                hetccl_ccl_place(ccl.table, slot_index(slot))[0] = address
                 ccl.symbols[slot] = (symbol, since)
                 break
     return ccl
@@ -119,6 +120,6 @@ cdef Ccl ccl_fill(Library library, str name, int version, str version_text, tupl
 
 cdef int ccl_adapt(Ccl ccl, str slot, int index, void* adapter) except -1:
     if ccl.supports(slot):
-        ccl.table.raw[index] = hetccl_slot_place(ccl.table, slot_index(slot))[0]
-        hetccl_slot_place(ccl.table, slot_index(slot))[0] = adapter
+        ccl.table.raw[index] = hetccl_ccl_place(ccl.table, slot_index(slot))[0]
+        hetccl_ccl_place(ccl.table, slot_index(slot))[0] = adapter
     return 0

@@ -32,7 +32,7 @@ cdef class Comm(Messages):
         """
         self.gather_all(SPLIT)
         child = self.mpi.Split(color, key)
-        return self.derived(child, self.split_vendor(color if child else None, key))
+        return self.derived(child, self.split_vendor(child, color if child else None, key))
 
     def Split_type(self, split_type, key=0, info=None):
         """Make communicators by a property of the ranks, such as MPI.COMM_TYPE_SHARED: those of one host.
@@ -52,7 +52,8 @@ cdef class Comm(Messages):
         Source  : MPI 4.1, section 7.4.2
         """
         self.gather_all(DUP)
-        return self.derived(self.mpi.Dup(info), self.split_vendor(0, self.rank))
+        child = self.mpi.Dup(info)
+        return self.derived(child, self.split_vendor(child, 0, self.rank))
 
     def Dup_with_info(self, info):
         """As Dup, with info. Source : MPI 4.1, section 7.4.2"""

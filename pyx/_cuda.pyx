@@ -3,8 +3,6 @@
 Called with the GIL held, which is released while the driver initializes.
 """
 
-from hetccl._dl import Library as Libraries
-
 from hetccl._dl cimport Library
 from hetccl._runtime cimport Runtime, hetccl_runtime_t, hetccl_symbol_t, runtime_new, symbols_fill
 
@@ -13,21 +11,22 @@ cdef extern from "hetccl/runtime_cuda.h" nogil:
     hetccl_symbol_t* hetccl_cuda_symbols
     enum:
         HETCCL_CUDA_NSYMBOLS
-    int hetccl_cuda_open()
+    int hetccl_cuda_version()
+    int hetccl_cuda_init()
 
 SONAMES = ("libcuda.so.1",)
 
 # What to do, by error code. Numbers and causes: cuda.h, CUresult.
 cdef dict HINTS = {
     2: "Free device memory or use smaller buffers; other processes use the same device's memory too (nvidia-smi)",
-    3: "A process that was forked cannot use the driver of its parent: start ranks with mpirun, or multiprocessing's spawn",
+    3: "A process that was forked cannot use the driver of its parent: use mpirun, or multiprocessing's spawn",
     34: "This is the toolkit's stub, not the driver: remove its folder from LD_LIBRARY_PATH, or set HETCCL_CUDA_LIB",
-    100: "No NVIDIA device can be seen: look at CUDA_VISIBLE_DEVICES and nvidia-smi, and at the container's or job's GPUs",
+    100: "No NVIDIA device can be seen: look at nvidia-smi, CUDA_VISIBLE_DEVICES, and the GPUs of the job or container",
     101: "No device has this index: look at CUDA_VISIBLE_DEVICES",
     201: "The thread has no current device",
     214: "The device's memory failed: see nvidia-smi -q -d ECC",
     222: "The driver is older than the code's PTX: update it, or load code that was compiled for this device",
-    700: "An earlier kernel or copy on this device touched memory that is not its own; CUDA_LAUNCH_BLOCKING=1 shows which",
+    700: "An earlier kernel or copy on this device used memory that is not its own; CUDA_LAUNCH_BLOCKING=1 shows which",
     702: "An earlier kernel ran too long for this device",
     709: "The device was reset; buffers and communicators made before are lost",
     716: "An earlier kernel on this device used a misaligned address; CUDA_LAUNCH_BLOCKING=1 shows which",
@@ -41,6 +40,23 @@ cdef dict HINTS = {
 cdef Runtime opened = None
 
 
+def load(override=None, folders=()):
+    """Open the library and fill the table, without initializing anything: to ask what it has where no device is.
+
+    Arguments and errors of the library: as for `open`.
+    """
+    if opened is not None:
+        return opened
+    cdef Library library = Library.open(SONAMES, override=override, folders=folders)
+    symbols_fill(library, hetccl_cuda_symbols, HETCCL_CUDA_NSYMBOLS)
+    cdef int code = hetccl_cuda_version()
+    cdef Runtime runtime = runtime_new(
+        &hetccl_cuda, library, hetccl_cuda_symbols, HETCCL_CUDA_NSYMBOLS, version_text(hetccl_cuda.version), HINTS
+    )
+    runtime.check(code, "version")
+    return runtime
+
+
 def open(override=None, folders=()):
     """The CUDA driver of this process, initialized; the same Runtime each time.
 
@@ -49,18 +65,17 @@ def open(override=None, folders=()):
     Raises   : LibraryNotFound (with each path tried), SymbolNotFound, GpuError (no device, a driver that does not work)
     """
     global opened
-    if opened is not None:
+    cdef Runtime runtime = load(override, folders)
+    if runtime is opened:
         return opened
-    cdef Library library = Libraries.open(SONAMES, override=override, folders=folders)
-    symbols_fill(library, hetccl_cuda_symbols, HETCCL_CUDA_NSYMBOLS)
     cdef int code
     with nogil:
-        code = hetccl_cuda_open()
-    major, minor = hetccl_cuda.version // 1000, hetccl_cuda.version % 1000 // 10
-    cdef Runtime runtime = runtime_new(
-        &hetccl_cuda, library, hetccl_cuda_symbols, HETCCL_CUDA_NSYMBOLS, f"{major}.{minor}", HINTS
-    )
+        code = hetccl_cuda_init()
     runtime.check(code, "open")
     if opened is None:  # another thread may have been as far while the GIL was released
         opened = runtime
     return opened
+
+
+cdef str version_text(int number):
+    return f"{number // 1000}.{number % 1000 // 10}"

@@ -35,6 +35,7 @@ ctypedef struct Launch:
     int dest                             # of a message, or NO_PEER
     int source_rank                      # likewise
     void* stream
+    void* comm                           # the library's communicator, while the call is being queued
 
 
 # Queue the call. On error nothing of it is left in the air. Whatever it points to must live until the stream is there.

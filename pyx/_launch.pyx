@@ -22,6 +22,7 @@ from hetccl._ccl cimport hetccl_ccl_t
 from hetccl._op cimport KIND_BUILTIN, KIND_PREMUL
 from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_try, hetccl_mutex_unlock
 from hetccl._runtime cimport HETCCL_MISSING
+from hetccl._vendor cimport vendor_hold, vendor_release
 
 from hetccl._calls import CALLS
 from hetccl.errors import CommTimeout
@@ -81,9 +82,19 @@ cdef int launch_run(VendorComm vendor, Launch* launch) except -1:
 
 
 cdef int launch_in_group(VendorComm vendor, Launch* launch) except -1:
+    vendor.usable(CALLS[launch.call])
+    launch.comm = vendor_hold(vendor)
+    try:
+        if launch.comm == NULL:
+            vendor.usable(CALLS[launch.call])  # it has just been taken away: raises
+        run(vendor, launch)
+    finally:
+        vendor_release(vendor)
+    return 0
+
+
+cdef int run(VendorComm vendor, Launch* launch) except -1:
     cdef int code
-    if vendor.lost or vendor.handle == NULL:
-        vendor.usable(CALLS[launch.call])
     if launch.count == 0 and launch.call < NCOLLECTIVES and launch.in_parts == NULL and launch.out_parts == NULL:
         return 0
     if launch.scales:
@@ -93,11 +104,11 @@ cdef int launch_in_group(VendorComm vendor, Launch* launch) except -1:
     if launch.in_place:
         return run_in_place(vendor, launch)
     with nogil:
-        code = function_of(vendor.functions, vendor.handle, launch)
+        code = function_of(vendor.functions, launch.comm, launch)
     if code == HETCCL_MISSING:
         return run_parts(vendor, launch)
     if code != 0:
-        vendor.conclude(code, CALLS[launch.call], FUNCTIONS[launch.call])
+        step(vendor, code, launch, FUNCTIONS[launch.call])
     if launch.divide != NULL and launch.target != NULL:
         divide(launch)
     return 0
@@ -213,10 +224,10 @@ cdef int exchange(VendorComm vendor, Launch* launch, const Part* sends, const Pa
                 # Each rank begins with another peer, so that not all of them send to one.
                 peer = (vendor.rank + i) % n
                 if code == 0 and sends[peer].nbytes > 0:
-                    code = f.send(sends[peer].ptr, sends[peer].nbytes, HETCCL_UINT8, peer, vendor.handle, launch.stream)
+                    code = f.send(sends[peer].ptr, sends[peer].nbytes, HETCCL_UINT8, peer, launch.comm, launch.stream)
                 peer = (vendor.rank - i + n) % n
                 if code == 0 and recvs[peer].nbytes > 0:
-                    code = f.recv(recvs[peer].ptr, recvs[peer].nbytes, HETCCL_UINT8, peer, vendor.handle, launch.stream)
+                    code = f.recv(recvs[peer].ptr, recvs[peer].nbytes, HETCCL_UINT8, peer, launch.comm, launch.stream)
             ended = f.group_end()
             if code == 0:
                 code = ended
@@ -236,7 +247,7 @@ cdef int run_uneven(VendorComm vendor, Launch* launch, uint8_t* target) except -
                 if code == 0 and part.nbytes > 0:
                     code = f.reduce(part.ptr, target if r == vendor.rank else NULL,
                                     part.nbytes // <int64_t>launch.itemsize * launch.lanes, launch.dtype, launch.op, r,
-                                    vendor.handle, launch.stream)
+                                    launch.comm, launch.stream)
             ended = f.group_end()
             if code == 0:
                 code = ended
@@ -248,13 +259,13 @@ cdef int run_scaled(VendorComm vendor, Launch* launch) except -1:
     cdef Launch plain = launch[0]
     cdef int op = 0
     plain.scales = False
-    code = vendor.functions.op_create(&op, &plain.factor[0], plain.dtype, HOST_IMMEDIATE, vendor.handle)
+    code = vendor.functions.op_create(&op, &plain.factor[0], plain.dtype, HOST_IMMEDIATE, launch.comm)
     step(vendor, code, launch, "op_create")
     plain.op = op
     try:
-        launch_in_group(vendor, &plain)
+        run(vendor, &plain)
     finally:
-        vendor.functions.op_destroy(op, vendor.handle)
+        vendor.functions.op_destroy(op, launch.comm)
     return 0
 
 
@@ -274,7 +285,7 @@ cdef int run_in_place(VendorComm vendor, Launch* launch) except -1:
                 run_uneven(vendor, &apart, memory)
             else:
                 apart.target = memory
-                launch_in_group(vendor, &apart)
+                run(vendor, &apart)
             copy(vendor, launch, launch.target, memory, nbytes)
         finally:
             give_back(vendor, launch, memory)
@@ -325,7 +336,7 @@ cdef int run_scan(VendorComm vendor, Launch* launch) except -1:
         scattered.call, scattered.source, scattered.in_place = REDUCE_SCATTER_BLOCK, memory, False
         if launch.call == EXSCAN and vendor.rank == 0:
             scattered.target = memory  # rank 0 keeps its recvbuf as it is
-        launch_in_group(vendor, &scattered)
+        run(vendor, &scattered)
     finally:
         give_back(vendor, launch, memory)
     return 0

@@ -31,7 +31,8 @@ cdef class Placement(Endpoint):
     cdef int aim_messages(self, Request request, bint in_place) except -1
     # Meet the other ranks in the vendor's library. A collective.
     cdef int connect(self, int kind, int device, int call) except -1
-    cdef VendorComm split_vendor(self, object color, object key)
+    # child: the MPI communicator of those that give this color; color, key: as MPI_Comm_split's
+    cdef VendorComm split_vendor(self, object child, object color, object key)
     # Wait until streams have done with what they hold.
     cdef int await_queued(self) except -1
     cdef int leave_vendors(self) except -1

@@ -242,11 +242,11 @@ cdef class Placement(Endpoint):
         if self.membership.settings.host_ccl == "oneccl" and len(self.islands) == 1 and self.size > 1:
             self.host_vendor = self.membership.open_island("host", 0, self._exchange, CALLS[CONNECT])
 
-    cdef VendorComm split_vendor(self, object color, object key):
+    cdef VendorComm split_vendor(self, object child, object color, object key):
         """The part of the vendor's communicator that Split makes; None if the library leaves that to a new one."""
         if self.vendor is None or not self.vendor.ccl.supports("split"):
             return None
-        return self.vendor.Split(color, key)
+        return self.vendor.Split(-1 if color is None else color, key, self.membership.peers_of(child))
 
     cdef int await_queued(self) except -1:
         cdef Request request

@@ -78,7 +78,7 @@ cdef extern from "hetccl/symbol.h" nogil:
         const char* release
         void* target
         void* absent
-        int optional
+        int either
         const char* found
 
 cdef class Runtime:                      # one per vendor and process; its table lives as long as the process

@@ -100,27 +100,33 @@ cdef class Runtime:
         return <uintptr_t> slot_address(self.table, name)
 
     def symbols(self):
-        """What the table was filled from: tuple of (function of the table, symbol, name found or "", release)."""
-        return tuple(
-            (s.slot.decode(), s.name.decode(), "" if s.found is NULL else s.found.decode(), s.release.decode())
-            for s in self.rows[:self.nrows]
-        )
+        """What the table was filled from: list of (function of the table, symbol, name found or "")."""
+        return [(slot, symbol, found) for slot, symbol, found, _, _ in self._rows()]
+
+    def _rows(self):
+        cdef int i
+        rows = []
+        for i in range(self.nrows):
+            row = &self.rows[i]
+            found = "" if row.found is NULL else row.found.decode()
+            rows.append((row.slot.decode(), row.name.decode(), found, row.release.decode(), row.either))
+        return rows
 
     def _lacks(self, str name):
-        """The first needed symbol of a function that was not found: (name, release), or None."""
-        cdef int i
-        for i in range(self.nrows):
-            if self.rows[i].found is NULL and not self.rows[i].optional and self.rows[i].slot.decode() == name:
-                return self.rows[i].name.decode(), self.rows[i].release.decode()
-        return None
+        """A symbol that a function needs and the library lacks: (name, release), or None."""
+        choice, chosen = None, False
+        for slot, symbol, found, release, either in self._rows():
+            if slot != name:
+                continue
+            if either:
+                choice, chosen = choice or (symbol, release), chosen or bool(found)
+            elif not found:
+                return symbol, release
+        return None if chosen else choice
 
     def _symbol(self, str name):
         """What people call a function of the table: the library's name for it, "cuEventRecord"."""
-        cdef int i
-        for i in range(self.nrows):
-            if self.rows[i].found is not NULL and self.rows[i].slot.decode() == name:
-                return self.rows[i].found.decode()
-        return name
+        return next((found for slot, _, found, _, _ in self._rows() if found and slot == name), name)
 
     cdef int check(self, int code, str call) except -1:
         if code == 0:

@@ -7,12 +7,34 @@ from hetccl._mutex cimport hetccl_mutex_t
 from hetccl._runtime cimport Runtime, hetccl_runtime_t
 
 cdef extern from "hetccl/watch.h" nogil:
+    enum:
+        HETCCL_WATCH_NOBODY
+    ctypedef struct hetccl_peer_t:
+        int rank
+        int pid
+    ctypedef struct hetccl_job_t:
+        pass
+    int hetccl_device_enter(const hetccl_runtime_t* gpu, int device, void** saved)
+    hetccl_job_t* hetccl_job_start(const hetccl_runtime_t* gpu, int device, int (*function)(void*) noexcept nogil,
+                                   void* comm)
+    int hetccl_job_wait(hetccl_job_t* job, int64_t timeout_ns, int* code)
+    void hetccl_job_drop(hetccl_job_t* job)
     ctypedef struct hetccl_watch_t:
         int lost_rank
         int error
         int npeers
         char* text
         hetccl_watch_t* next
+    void hetccl_watch_init(hetccl_watch_t* watch, const hetccl_ccl_t* ccl, const hetccl_runtime_t* gpu, int device,
+                           void** handle, int* lost)
+    int hetccl_watch_open(hetccl_watch_t* watch, hetccl_peer_t* peers, int npeers)
+    void hetccl_watch_close(hetccl_watch_t* watch)
+    void hetccl_watch_unlink(hetccl_watch_t** list, hetccl_watch_t* watch)
+    void* hetccl_watch_take(hetccl_watch_t* watch)
+    int hetccl_watch_abort(hetccl_watch_t* watch, void* comm)
+    int hetccl_watch_ask(hetccl_watch_t* watch, int* has_gone)
+    int hetccl_watch_ended(const hetccl_watch_t* watch)
+    int64_t hetccl_now_ns()
     void* hetccl_watch_hold(hetccl_watch_t* watch)
     void hetccl_watch_release(hetccl_watch_t* watch)
 
@@ -45,14 +67,14 @@ cdef class VendorComm:
     # raise for any other. The GIL is held on entry, and released while waiting.
     cdef int conclude(self, int code, str call, str function) except -1
 
-    cdef int prepare(self, Ccl ccl, Runtime runtime, int device, int64_t timeout_ns) except -1
+    cdef int prepare(self, Ccl ccl, Runtime runtime, int device) except -1
     cdef int start(self, object peers) except -1
     cdef int be_born(self, int code, str call, str function) except -1
     cdef void* enter(self, str call, void** saved) except? NULL
     cdef int leave(self, void* saved) except -1
     cdef int await_end(self, str call, str function) except -1
-    cdef int poll_on(self, int* has_gone, str call, str function) except? -1 nogil
-    cdef int look_around(self, int64_t waited_ns, str call, str function) except -1
+    cdef int poll_on(self, int* has_gone, int64_t limit_ns) except? -1 nogil
+    cdef int raise_late(self, str call, str function) except -1
     cdef int refuse(self, str call) except -1
     cdef int await_others(self, str call) except -1
     cdef int raise_ended(self, str call) except -1
@@ -62,8 +84,8 @@ cdef class VendorComm:
     cdef void unwatch(self) noexcept
 
 
-# Between the two, neither abort nor the watch frees the communicator, unless the call hangs. hold answers the handle, or
-# NULL: it has been taken away since usable().
+# Between the two, neither abort nor the watch frees the communicator, unless the call hangs. hold answers the handle,
+# or NULL: it has been taken away since usable().
 cdef inline void* vendor_hold(VendorComm comm) noexcept nogil:
     return hetccl_watch_hold(&comm.watch)
 

@@ -1,8 +1,8 @@
 """A communicator of a vendor's CCL: its life, its waits, and what became of it; layer L2.
 
 NCCL's communicators do not block: a call may answer that it is in progress, and is waited for here, where a time-out,
-Ctrl-C and the end of a peer can end the wait. A watch (include/hetccl/watch.h) aborts the communicator when a peer dies. The
-GIL is released in each call that may take long, and never taken under the watch's mutex.
+Ctrl-C and the end of a peer can end the wait. A watch (include/hetccl/watch.h) aborts the communicator when a peer
+dies. The GIL is released in each call that may take long, and never taken under the watch's mutex.
 """
 
 import atexit
@@ -14,31 +14,13 @@ from libc.stdlib cimport calloc, free
 
 from hetccl._mutex cimport hetccl_mutex_open
 from hetccl._runtime cimport HETCCL_MISSING
+from hetccl._vendor cimport (
+    HETCCL_WATCH_NOBODY, hetccl_device_enter, hetccl_job_drop, hetccl_job_start, hetccl_job_t, hetccl_job_wait,
+    hetccl_now_ns, hetccl_peer_t, hetccl_watch_abort, hetccl_watch_ask, hetccl_watch_close, hetccl_watch_ended,
+    hetccl_watch_init, hetccl_watch_open, hetccl_watch_t, hetccl_watch_take, hetccl_watch_unlink,
+)
 
 from hetccl.errors import CommClosed, CommTimeout, PeerError
-
-cdef extern from "hetccl/watch.h" nogil:
-    enum:
-        HETCCL_WATCH_NOBODY
-    ctypedef struct hetccl_peer_t:
-        int rank
-        int pid
-    ctypedef struct hetccl_job_t:
-        pass
-    hetccl_job_t* hetccl_job_start(const hetccl_runtime_t* gpu, int device, int (*function)(void*) noexcept nogil,
-                                   void* comm)
-    int hetccl_job_wait(hetccl_job_t* job, int64_t timeout_ns, int* code)
-    void hetccl_job_drop(hetccl_job_t* job)
-    void hetccl_watch_init(hetccl_watch_t* watch, const hetccl_ccl_t* ccl, const hetccl_runtime_t* gpu, int device,
-                           void** handle, int* lost)
-    int hetccl_watch_open(hetccl_watch_t* watch, hetccl_peer_t* peers, int npeers)
-    void hetccl_watch_close(hetccl_watch_t* watch)
-    void hetccl_watch_unlink(hetccl_watch_t** list, hetccl_watch_t* watch)
-    void* hetccl_watch_take(hetccl_watch_t* watch)
-    int hetccl_watch_abort(hetccl_watch_t* watch, void* comm)
-    int hetccl_watch_ask(hetccl_watch_t* watch, int* has_gone)
-    int hetccl_watch_ended(const hetccl_watch_t* watch)
-    int64_t hetccl_now_ns()
 
 cdef extern from *:
     """
@@ -107,6 +89,7 @@ cdef class VendorComm:
     timeout_s    : seconds that a wait may last
     peers        : sequence of (rank, pid): other ranks on this host, as errors shall name them
     float8       : what float8's bits mean on the devices: "ocp", "fnuz" or "mixed"
+    waits        : bool; False: return as soon as the library lets go, and ask is_ready() before anything else
     Blocks       : until all ranks have come
     Raises       : CommTimeout, PeerError, NcclError and the like; what was half made has then been aborted
     """
@@ -119,7 +102,7 @@ cdef class VendorComm:
             raise MemoryError("a communicator's mutex")
 
     def __init__(self, Ccl ccl not None, Runtime runtime not None, int device, int nranks, int rank, bytes unique_id,
-                 double timeout_s, peers=(), str float8="ocp"):
+                 double timeout_s, peers=(), str float8="ocp", bint waits=True):
         cdef const char* id_ = unique_id
         cdef void* saved = NULL
         cdef int code
@@ -129,7 +112,8 @@ cdef class VendorComm:
             raise ValueError(f"rank: {rank} is none of an island of {nranks}")
         if <size_t>len(unique_id) != ccl.table.id_nbytes:
             raise ValueError(f"unique_id: {len(unique_id)} bytes; {ccl.name}'s has {ccl.table.id_nbytes}")
-        self.prepare(ccl, runtime, device, <int64_t>(min(timeout_s, LONGEST_S) * 1e9))
+        self.prepare(ccl, runtime, device)
+        self.timeout_s = timeout_s
         self.rank, self.nranks, self.float8 = rank, nranks, float8
         self.enter("Comm", &saved)
         try:
@@ -139,12 +123,12 @@ cdef class VendorComm:
             self.leave(saved)
         self.handle = self.place[0]
         self.start(peers)
-        self.be_born(code, "Comm", "init")
+        if waits or code != self.functions.in_progress:
+            self.be_born(code, "Comm", "init")
 
-    cdef int prepare(self, Ccl ccl, Runtime runtime, int device, int64_t timeout_ns) except -1:
+    cdef int prepare(self, Ccl ccl, Runtime runtime, int device) except -1:
         self.ccl, self.runtime, self.device = ccl, runtime, device
         self.functions, self.gpu = ccl.table, runtime.table
-        self.timeout_ns = timeout_ns
         self.generation = forks
         hetccl_watch_init(&self.watch, self.functions, self.gpu, device, &self.handle, &self.lost)
         self.place = <void**>calloc(1, sizeof(void*))
@@ -183,6 +167,25 @@ cdef class VendorComm:
             raise
         return 0
 
+    def is_ready(self, double seconds):
+        """Wait for so long until a new communicator can be used; answers whether it can.
+
+        Raises : PeerError, NcclError and the like; it has been aborted then
+        """
+        cdef int code, has_gone = 0
+        try:
+            with nogil:
+                code = self.poll_on(&has_gone, <int64_t>(seconds * 1e9))
+            if has_gone:
+                self.raise_ended("Comm")
+            if code == self.functions.in_progress:
+                return False
+        except BaseException:
+            self.abort()
+            raise
+        self.be_born(code, "Comm", "init")
+        return True
+
     def Split(self, int color, int key, peers=()):
         """A communicator of the ranks that give the same color, in order of their keys. Collective.
 
@@ -196,8 +199,8 @@ cdef class VendorComm:
         cdef void* saved = NULL
         cdef int code
         self.usable("Split")
-        child.prepare(self.ccl, self.runtime, self.device, self.timeout_ns)
-        child.float8 = self.float8
+        child.prepare(self.ccl, self.runtime, self.device)
+        child.timeout_ns, child.float8 = self.timeout_ns, self.float8
         handle = self.enter("Split", &saved)
         try:
             with nogil:
@@ -267,6 +270,15 @@ cdef class VendorComm:
         """
         if code != 0:
             self.conclude(code, call, function)
+
+    @property
+    def timeout_s(self):
+        """Seconds that a wait may last."""
+        return self.timeout_ns / 1e9
+
+    @timeout_s.setter
+    def timeout_s(self, double seconds):
+        self.timeout_ns = <int64_t>(min(seconds, LONGEST_S) * 1e9)
 
     @property
     def address(self):
@@ -365,7 +377,8 @@ cdef class VendorComm:
         if handle == NULL and self.place[0] != NULL:
             vendor_release(self)
             self.refuse(call)
-        code = self.gpu.enter(self.device, saved)
+        with nogil:
+            code = hetccl_device_enter(self.gpu, self.device, saved)
         if code != 0:
             vendor_release(self)
             self.runtime.check(code, "enter")
@@ -403,8 +416,8 @@ cdef class VendorComm:
         """Raise why the communicator has ended."""
         cdef int peer = self.watch.lost_rank
         if self.lost and peer != HETCCL_WATCH_NOBODY:
-            raise PeerError(f"{call}: rank {peer} has ended; {self.ccl.name}'s communicator was aborted and cannot be used "
-                            "any more", call=call, peer=peer)
+            raise PeerError(f"{call}: rank {peer} has ended; {self.ccl.name}'s communicator was aborted and cannot be "
+                            "used any more", call=call, peer=peer)
         if self.lost:
             detail = (<bytes>(<char*>self.watch.text)).decode(errors="replace").strip()
             raise self.ccl.error_of(self.watch.error, call, "async_error", detail)
@@ -423,7 +436,9 @@ cdef class VendorComm:
         self.waiter = PyThread_get_thread_ident()
         try:
             with nogil:
-                code = self.poll_on(&has_gone, call, function)
+                code = self.poll_on(&has_gone, self.timeout_ns)
+            if code == self.functions.in_progress and not has_gone:
+                self.raise_late(call, function)
         except BaseException:
             self.abort()
             raise
@@ -431,15 +446,16 @@ cdef class VendorComm:
             self.waits -= 1
         return self.raise_ended(call) if has_gone else code
 
-    cdef int poll_on(self, int* has_gone, str call, str function) except? -1 nogil:
+    cdef int poll_on(self, int* has_gone, int64_t limit_ns) except? -1 nogil:
+        """Poll until nothing is in progress, the handle has gone, or the time is over; answers the state."""
         cdef int64_t began = hetccl_now_ns(), now = began, looked = began
         cdef int state = hetccl_watch_ask(&self.watch, has_gone)
-        while state == self.functions.in_progress and not has_gone[0]:
+        while state == self.functions.in_progress and not has_gone[0] and now - began < limit_ns:
             now = hetccl_now_ns()
             if now - looked > LOOK_NS:
                 looked = now
                 with gil:
-                    self.look_around(now - began, call, function)
+                    PyErr_CheckSignals()
             if now - began < AWAKE_NS:
                 sched_yield()
             else:
@@ -447,11 +463,7 @@ cdef class VendorComm:
             state = hetccl_watch_ask(&self.watch, has_gone)
         return state
 
-    cdef int look_around(self, int64_t waited_ns, str call, str function) except -1:
-        """Twenty times a second: is there a signal for Python, is the time over?"""
-        PyErr_CheckSignals()
-        if waited_ns < self.timeout_ns:
-            return 0
+    cdef int raise_late(self, str call, str function) except -1:
         raise CommTimeout(f"{call}: {self.ccl.name}'s {self.ccl.symbol(function)} has been in progress for "
                           f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT): a rank of the island has not come to the same "
                           "call, or cannot be reached", call=call)

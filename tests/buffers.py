@@ -37,7 +37,7 @@ def module(name):
         return None
 
 
-torch, jax, ml_dtypes = module("torch"), module("jax"), module("ml_dtypes")
+torch, jax, cupy, ml_dtypes = module("torch"), module("jax"), module("cupy"), module("ml_dtypes")
 
 
 @dataclass(frozen=True)
@@ -263,6 +263,18 @@ def to_jax(values):
     return jax.numpy.array(values)
 
 
+def to_cupy(values, device=1):
+    """A CuPy array at the values' own address, which is said to be on a GPU: to be described, not computed with.
+
+    Its class is a subclass, for the values that it carries along.
+    """
+    memory = cupy.cuda.UnownedMemory(values.ctypes.data, values.nbytes, values, device)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+    array = type("OnHost", (cupy.ndarray,), {})(values.shape, values.dtype, pointer, values.strides)
+    array.values = values
+    return array
+
+
 def fortran(values):
     """F- but not C-contiguous where the count allows it, with the values in memory in the order given."""
     return values.copy().reshape((2, -1) if values.size % 2 == 0 else (1, -1), order="F")
@@ -382,4 +394,5 @@ DEVICES = [
     Kind("dlpack0-cuda", lambda v: Dlpack0(v.copy(), (2, 1)), lambda d: flat(d.values)),
     Kind("dlpack1-cuda", lambda v: Dlpack1(v.copy(), (2, 1)), lambda d: flat(d.values)),
     Kind("dlpack1-rocm", lambda v: Dlpack1(v.copy(), (10, 1)), lambda d: flat(d.values)),
+    Kind("cupy", lambda v: to_cupy(v.copy()), lambda d: flat(d.values), missing=without("cupy")),
 ]

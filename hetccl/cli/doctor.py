@@ -9,13 +9,9 @@ from typing import NamedTuple
 
 from hetccl import topology
 from hetccl._version import VERSION
-from hetccl.cli import host, job
+from hetccl.cli import gpu, host, job
 from hetccl.cli.host import Check
-from hetccl.errors import HetcclError, LibraryNotFound
-from hetccl.libraries import LIBRARIES
-
-# What a rank with a GPU of this vendor needs, by the names of libraries.LIBRARIES.
-NEEDED = {"nvidia": ("CUDA driver", "NCCL"), "amd": ("HIP", "RCCL")}
+from hetccl.errors import HetcclError
 
 
 class Finding(NamedTuple):
@@ -32,6 +28,11 @@ def add_parser(subparsers):
         help="what will be used, and why the rest will not; exit status 1 if something needed is missing",
         description="Check this machine or, under mpirun, the whole job. Each line is ok, warn or fail, with what to "
         "do. Exit status: 0 if hetccl can run, 1 if something needed is missing.",
+    )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="GPU buffers are needed: what stands in their way is a fault, and the vendor's communicator is tried",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(run=run)
@@ -50,12 +51,20 @@ def run(args):
         checks, comm = [Check("MPI", "fail", str(error), advice)], None
         if rank:
             return 1
-    members = [member] if comm is None else comm.allgather(member)
+    members, sights = zip(*_of_all(comm, (member, gpu.sight(settings))), strict=True)
     mine = 0 if comm is None else comm.rank
-    found = [*rank_checks(settings, problem), *checks, *_host_checks(comm, members, mine), *job_checks(members)]
-    everyone = [found] if comm is None else comm.allgather(found)
+    found = [
+        *rank_checks(problem),
+        *gpu.rank_checks(sights[mine], args.gpu),
+        *checks,
+        *_host_checks(comm, members, mine),
+        *job_checks(members),
+        *gpu.job_checks(members, sights, args.gpu),
+    ]
+    everyone = _of_all(comm, found)
     if comm is not None and not status_of(merge(everyone)):
-        built = comm.allgather(_communicator_check(comm))
+        device = gpu.device_of(members, sights, mine) if args.gpu else None
+        built = comm.allgather(_communicator_check(comm, device))
         everyone = [[*checks, check] for checks, check in zip(everyone, built, strict=True)]
     findings = merge(everyone)
     if mine == 0:
@@ -102,22 +111,12 @@ def as_json(findings, members):
     }
 
 
-def rank_checks(settings, problem):
-    """What may differ from rank to rank: configuration and devices."""
+def rank_checks(problem):
+    """Whether this rank's variables are right. problem : a line for each that is not."""
     for line in problem.splitlines():
         yield Check("configuration", "fail", line)
     if not problem:
         yield Check("configuration", "ok", "every HETCCL_* variable is known and well formed")
-    visible = topology.devices(settings)
-    if not visible:
-        yield Check("devices", "ok", "no GPU visible: host buffers, hetccl's own algorithms")
-        return
-    names = ", ".join(f"{gpu.name} {gpu.pci}".strip() for gpu in visible)
-    advice = "copy device arrays to the host for a collective"
-    yield Check("devices", "warn", f"{names}: this version moves host buffers only", advice)
-    for known in LIBRARIES:
-        if known.name in NEEDED[visible[0].vendor]:
-            yield _library_check(known)
 
 
 def job_checks(members):
@@ -147,13 +146,24 @@ def _mpi_checks(launched):
     return [Check("MPI", "ok", f"{found.library} through mpi4py {found.mpi4py}, {started}")], comm
 
 
-def _communicator_check(comm):
-    """Build the real thing: what no single check foresees shows here."""
+def _of_all(comm, value):
+    """Every rank's value: a list. comm : None if this rank stands alone."""
+    return [value] if comm is None else comm.allgather(value)
+
+
+def _communicator_check(comm, device):
+    """Build the real thing: what no single check foresees shows here.
+
+    device : index of the GPU that the vendor's communicator is tried on, None for no try
+    """
     try:
-        job.communicator(comm).Free()
+        job.communicator(comm, device).Free()
     except (HetcclError, OSError) as error:
         return Check("communicator", "fail", f"hetccl.Comm: {error}")
-    return Check("communicator", "ok", f"hetccl.Comm of {job.plural(comm.size, 'rank')} built and freed")
+    what = f"hetccl.Comm of {job.plural(comm.size, 'rank')}"
+    if device is not None:
+        what += " and the vendor's communicator beneath"
+    return Check("communicator", "ok", f"{what} built and freed")
 
 
 def _host_checks(comm, members, rank):
@@ -162,13 +172,3 @@ def _host_checks(comm, members, rank):
     cores = frozenset().union(*(members[peer].cores for peer in here))
     made = host.checks(len(here), cores) if here[0] == rank else None
     return made if comm is None else comm.allgather(made)[here[0]]
-
-
-def _library_check(known):
-    try:
-        library = known.open()
-    except LibraryNotFound:
-        return Check(
-            known.name, "warn", f"{known.sonames[0]} not found", "install it, or add its folder to LD_LIBRARY_PATH"
-        )
-    return Check(known.name, "ok", f"{known.version(library)} {library.path} ({library.origin})".strip())

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from hetccl import topology
 from hetccl._version import VERSION
-from hetccl.cli import job
+from hetccl.cli import gpu, job
 from hetccl.errors import LibraryNotFound
 from hetccl.libraries import LIBRARIES
 
@@ -40,6 +40,8 @@ def run(args):
 def collect(settings, problem, members):
     """The page as a dictionary of plain values. members : of all ranks, or None outside a job."""
     islands = topology.islands(members or ())
+    libraries = [_look_up(known, settings) for known in LIBRARIES]
+    found = {library["name"] for library in libraries if library["path"]}
     return {
         "version": VERSION,
         "python": platform.python_version(),
@@ -48,7 +50,8 @@ def collect(settings, problem, members):
         "cores": topology.format_cpulist(os.sched_getaffinity(0)),
         "configuration_problem": problem,
         "mpi": job.find_mpi(may_initialize=members is None)._asdict(),
-        "libraries": [_look_up(known) for known in LIBRARIES],
+        "libraries": libraries,
+        "tables": [opened._asdict() for opened in gpu.open_found(found, settings)],
         "devices": [asdict(device) for device in topology.devices(settings)],
         "nics": [asdict(nic) for nic in topology.nics()],
         "members": [member.as_dict() for member in members or ()],
@@ -71,6 +74,9 @@ def text(page):
     for found in page["libraries"]:
         where = f"{found['path']} ({found['origin']})" if found["path"] else "not found"
         lines.append(f"  {found['name']:<13} {found['version'] or '-':<12} {where}")
+    if page["tables"]:
+        lines += ["", "As hetccl uses them"]
+        lines += [f"  {table['name']:<13} {_table_text(table)}" for table in page["tables"]]
     lines += ["", "Devices"]
     lines += [f"  {gpu['pci']:<13} {gpu['vendor']:<7} {gpu['name']}" for gpu in page["devices"]] or ["  none visible"]
     lines += ["", "NICs"]
@@ -87,9 +93,15 @@ def text(page):
     return "\n".join(lines)
 
 
-def _look_up(known):
+def _table_text(table):
+    if table["problem"]:
+        return f"not usable: {table['problem']}"
+    return f"lacks {', '.join(table['missing'])}" if table["missing"] else "has every function that hetccl knows"
+
+
+def _look_up(known, settings):
     try:
-        library = known.open()
+        library = known.open(settings)
     except LibraryNotFound as error:
         return {"name": known.name, "path": "", "origin": "", "version": "", "tried": str(error)}
     version = known.version(library)

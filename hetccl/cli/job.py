@@ -74,9 +74,13 @@ def constants():
     return _mpi()
 
 
-def communicator(comm):
-    """hetccl's communicator over an mpi4py one. Collective; raises what hetccl.Comm raises."""
-    return importlib.import_module("hetccl").Comm(comm)
+def communicator(comm, device=None):
+    """hetccl's communicator over an mpi4py one. Collective; raises what hetccl.Comm raises.
+
+    device : index of the GPU of the vendor's communicator beneath it; None: without one until it is needed
+    """
+    with_device = {} if device is None else {"device": device}
+    return importlib.import_module("hetccl").Comm(comm, **with_device)
 
 
 def find_mpi(may_initialize):

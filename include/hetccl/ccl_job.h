@@ -31,6 +31,11 @@ static inline int hetccl_thread_start(pthread_t *thread, void *(*main)(void *), 
     return error;
 }
 
+/* As the table's own, for callers without the GIL. */
+static inline int hetccl_device_enter(const hetccl_runtime_t *gpu, int device, void **saved) {
+    return gpu->enter(device, saved);
+}
+
 static inline void hetccl_job_drop(hetccl_job_t *job) {
     pthread_mutex_lock(&job->mutex);
     int holders = --job->holders;

@@ -36,47 +36,47 @@ static int hetccl_lacks_deregister(void *c, void *h) { return HETCCL_MISSING; }
 static const char *hetccl_lacks_error_text(int code) { return "no text"; }
 static const char *hetccl_lacks_last_error(void *c) { return ""; }
 
-#define HETCCL_SLOT(slot, function) {#slot, offsetof(hetccl_ccl_t, slot), (void *)(function)}
+#define HETCCL_CCL_SLOT(slot, function) {#slot, offsetof(hetccl_ccl_t, slot), (void *)(function)}
 
-typedef struct hetccl_slot {
+typedef struct hetccl_ccl_slot {
     const char *name;
     size_t offset; /* in hetccl_ccl_t */
     void *missing; /* the function of that shape that answers HETCCL_MISSING */
-} hetccl_slot_t;
+} hetccl_ccl_slot_t;
 
-static const hetccl_slot_t hetccl_ccl_slots[] = {
-    HETCCL_SLOT(all_reduce, hetccl_lacks_all_reduce),
-    HETCCL_SLOT(reduce, hetccl_lacks_reduce),
-    HETCCL_SLOT(reduce_scatter, hetccl_lacks_all_reduce),
-    HETCCL_SLOT(broadcast, hetccl_lacks_rooted),
-    HETCCL_SLOT(all_gather, hetccl_lacks_all_gather),
-    HETCCL_SLOT(all_to_all, hetccl_lacks_all_gather),
-    HETCCL_SLOT(gather, hetccl_lacks_rooted),
-    HETCCL_SLOT(scatter, hetccl_lacks_rooted),
-    HETCCL_SLOT(send, hetccl_lacks_send),
-    HETCCL_SLOT(recv, hetccl_lacks_recv),
-    HETCCL_SLOT(group_start, hetccl_lacks_group),
-    HETCCL_SLOT(group_end, hetccl_lacks_group),
-    HETCCL_SLOT(unique_id, hetccl_lacks_unique_id),
-    HETCCL_SLOT(init, hetccl_lacks_init),
-    HETCCL_SLOT(split, hetccl_lacks_split),
-    HETCCL_SLOT(async_error, hetccl_lacks_number),
-    HETCCL_SLOT(finalize, hetccl_lacks_ending),
-    HETCCL_SLOT(destroy, hetccl_lacks_ending),
-    HETCCL_SLOT(abort, hetccl_lacks_ending),
-    HETCCL_SLOT(count, hetccl_lacks_number),
-    HETCCL_SLOT(user_rank, hetccl_lacks_number),
-    HETCCL_SLOT(op_create, hetccl_lacks_op_create),
-    HETCCL_SLOT(op_destroy, hetccl_lacks_op_destroy),
-    HETCCL_SLOT(register_buffer, hetccl_lacks_register),
-    HETCCL_SLOT(deregister_buffer, hetccl_lacks_deregister),
-    HETCCL_SLOT(error_text, hetccl_lacks_error_text),
-    HETCCL_SLOT(last_error, hetccl_lacks_last_error),
+static const hetccl_ccl_slot_t hetccl_ccl_slots[] = {
+    HETCCL_CCL_SLOT(all_reduce, hetccl_lacks_all_reduce),
+    HETCCL_CCL_SLOT(reduce, hetccl_lacks_reduce),
+    HETCCL_CCL_SLOT(reduce_scatter, hetccl_lacks_all_reduce),
+    HETCCL_CCL_SLOT(broadcast, hetccl_lacks_rooted),
+    HETCCL_CCL_SLOT(all_gather, hetccl_lacks_all_gather),
+    HETCCL_CCL_SLOT(all_to_all, hetccl_lacks_all_gather),
+    HETCCL_CCL_SLOT(gather, hetccl_lacks_rooted),
+    HETCCL_CCL_SLOT(scatter, hetccl_lacks_rooted),
+    HETCCL_CCL_SLOT(send, hetccl_lacks_send),
+    HETCCL_CCL_SLOT(recv, hetccl_lacks_recv),
+    HETCCL_CCL_SLOT(group_start, hetccl_lacks_group),
+    HETCCL_CCL_SLOT(group_end, hetccl_lacks_group),
+    HETCCL_CCL_SLOT(unique_id, hetccl_lacks_unique_id),
+    HETCCL_CCL_SLOT(init, hetccl_lacks_init),
+    HETCCL_CCL_SLOT(split, hetccl_lacks_split),
+    HETCCL_CCL_SLOT(async_error, hetccl_lacks_number),
+    HETCCL_CCL_SLOT(finalize, hetccl_lacks_ending),
+    HETCCL_CCL_SLOT(destroy, hetccl_lacks_ending),
+    HETCCL_CCL_SLOT(abort, hetccl_lacks_ending),
+    HETCCL_CCL_SLOT(count, hetccl_lacks_number),
+    HETCCL_CCL_SLOT(user_rank, hetccl_lacks_number),
+    HETCCL_CCL_SLOT(op_create, hetccl_lacks_op_create),
+    HETCCL_CCL_SLOT(op_destroy, hetccl_lacks_op_destroy),
+    HETCCL_CCL_SLOT(register_buffer, hetccl_lacks_register),
+    HETCCL_CCL_SLOT(deregister_buffer, hetccl_lacks_deregister),
+    HETCCL_CCL_SLOT(error_text, hetccl_lacks_error_text),
+    HETCCL_CCL_SLOT(last_error, hetccl_lacks_last_error),
 };
 
 enum { HETCCL_CCL_SLOTS = sizeof hetccl_ccl_slots / sizeof hetccl_ccl_slots[0] };
 
-static inline void **hetccl_slot_place(hetccl_ccl_t *table, int index) {
+static inline void **hetccl_ccl_place(hetccl_ccl_t *table, int index) {
     return (void **)((char *)table + hetccl_ccl_slots[index].offset);
 }
 

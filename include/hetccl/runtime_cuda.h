@@ -1,5 +1,5 @@
-/* The CUDA driver as a runtime (layer L1, used by _cuda alone). From the driver, not from libcudart: each process has one
- * driver, whatever CUDA runtimes its libraries brought along. Declared by hand from cuda.h; no header of CUDA's is
+/* The CUDA driver as a runtime (layer L1, used by _cuda alone). From the driver, not from libcudart: each process has
+ * one driver, whatever CUDA runtimes its libraries brought along. Declared by hand from cuda.h; no header of CUDA's is
  * needed. Names without _ptsz: for them stream NULL is the legacy default stream. The device's context is its primary
  * one, which libcudart, CuPy and PyTorch use too. */
 #ifndef HETCCL_RUNTIME_CUDA_H
@@ -57,10 +57,10 @@ enum {
     X(module_unload, cuModuleUnload, NULL, "2.0", (void *module))                                                    \
     X(module_function, cuModuleGetFunction, NULL, "2.0", (void **function, void *module, const char *name))
 
-/* Slot "open": what opening needs. */
+/* Slots "open" and "version": what opening needs. */
 #define HETCCL_CUDA_ADAPTED(X)                                                                                       \
     X(open, cuInit, NULL, "2.0", (unsigned flags))                                                                   \
-    X(open, cuDriverGetVersion, NULL, "2.2", (int *version))                                                         \
+    X(version, cuDriverGetVersion, NULL, "2.2", (int *version))                                                      \
     X(enter, cuDevicePrimaryCtxRetain, NULL, "7.0", (void **context, int device))                                    \
     X(enter, cuCtxGetCurrent, NULL, "4.0", (void **context))                                                         \
     X(leave, cuCtxSetCurrent, NULL, "4.0", (void *context))                                                          \
@@ -113,9 +113,12 @@ enum { HETCCL_CUDA_DEVICES_MAX = 128 };
  * the array libraries. Two threads that race retain it twice, which harms nobody. */
 static _Atomic(void *) hetccl_cuda_contexts[HETCCL_CUDA_DEVICES_MAX];
 
-static int hetccl_cuda_open(void) {
-    int code = hetccl_cu.cuDriverGetVersion(&hetccl_cuda.version);
-    return code ? code : hetccl_cu.cuInit(0);
+static int hetccl_cuda_version(void) {
+    return hetccl_cu.cuDriverGetVersion(&hetccl_cuda.version);
+}
+
+static int hetccl_cuda_init(void) {
+    return hetccl_cu.cuInit(0);
 }
 
 static int hetccl_cuda_enter(int device, void **saved) {

@@ -2,8 +2,8 @@
  * which the macros below make the place for its address, the function that stands there if it is missing, and a row
  * that _runtime reads. A line is
  *     X(slot, symbol, older, release, parameters)
- * slot: of hetccl_runtime_t, served by this symbol, perhaps with others. symbol: its name in the library; older: its name
- * in older releases, or NULL. release: the library's first that has it. Symbols whose shape is the slot's go right into
+ * slot: of hetccl_runtime_t, served by this symbol, perhaps with others. symbol: its name in the library; older: its
+ * name in older releases, or NULL. release: the library's first that has it. Symbols whose shape is the slot's go right into
  * the table; the others into a struct that adapters call. */
 #ifndef HETCCL_SYMBOL_H
 #define HETCCL_SYMBOL_H
@@ -17,7 +17,7 @@ typedef struct hetccl_symbol {
     const char *release;
     void *target;      /* where the address goes */
     void *absent;      /* what goes there if the library lacks it: a function that answers HETCCL_MISSING */
-    int optional;      /* the slot does without */
+    int either;        /* of the slot's symbols with 1, one is enough; those with 0 are all needed */
     const char *found; /* the name that the library knows, NULL: neither */
 } hetccl_symbol_t;
 
@@ -26,8 +26,8 @@ typedef struct hetccl_symbol {
         return HETCCL_MISSING;                                  \
     }
 #define HETCCL_POINTER(slot, symbol, older, release, parameters) int(*symbol) parameters;
-#define HETCCL_ROW(slot, symbol, older, release, target, optional) \
-    {#slot, #symbol, older, release, (void *)(target), (void *)hetccl_absent_##symbol, optional, NULL},
+#define HETCCL_ROW(slot, symbol, older, release, target, either) \
+    {#slot, #symbol, older, release, (void *)(target), (void *)hetccl_absent_##symbol, either, NULL},
 
 typedef struct hetccl_slot {
     const char *name;
@@ -83,9 +83,10 @@ static const hetccl_slot_t hetccl_runtime_slots[] = {
 
 enum { HETCCL_NSLOTS = sizeof hetccl_runtime_slots / sizeof *hetccl_runtime_slots };
 
-/* One 8-byte value into many places, with what every runtime has: 4-byte fills and copies. The first element is written,
- * then what is written is doubled, so that the number of operations grows with the logarithm of count. */
-static inline int hetccl_fill_pairs(const hetccl_runtime_t *table, void *dst, uint64_t value, size_t count, void *stream) {
+/* One 8-byte value into many places, with what every runtime has: 4-byte fills and copies. The first element is
+ * written, then what is written is doubled, so that the number of operations grows with the logarithm of count. */
+static inline int hetccl_fill_pairs(const hetccl_runtime_t *table, void *dst, uint64_t value, size_t count,
+                                    void *stream) {
     char *first = dst;
     uint32_t low = (uint32_t)value, high = (uint32_t)(value >> 32);
     if (low == high) return table->fill_async(dst, low, 4, 2 * count, stream);

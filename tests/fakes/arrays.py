@@ -1,7 +1,7 @@
 """Arrays in device memory without an array library: allocated and read through the runtime itself, by ctypes.
 
-`Cuda(path)` and `Hip(path)` are the memory of a driver, fake, emulated or real; `DlpackArray` and `CaiArray` lie in it. With
-`guard` bytes on both sides, `check_guards()` shows that nothing was written beyond the array.
+`Cuda(path)` and `Hip(path)` are the memory of a driver, fake, emulated or real; `DlpackArray` and `CaiArray` lie in it.
+With `guard` bytes on both sides, `check_guards()` shows that nothing was written beyond the array.
 """
 
 import ctypes
@@ -147,7 +147,7 @@ class _InBlock:
     def numpy(self):
         """A copy of the values, as an ndarray of the same shape and dtype, after all work of the device."""
         data = self.block.fetch(self.block.guard, self.block.nbytes)
-        return np.frombuffer(bytearray(data), self.dtype).reshape(self.shape) if data else np.empty(self.shape, self.dtype)
+        return np.ndarray(self.shape, self.dtype, bytearray(data) or None)
 
     def set(self, values):
         """Overwrite the values."""

@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / "build" / "fakes"
 # A fake has its model's soname, so that whoever asks the process for a copy that is loaded finds it.
-SONAMES = {"fakecuda": "libcuda.so.1", "fakenccl": "libnccl.so.2", "fakerccl": "librccl.so.1"}
+SONAMES = {"fakecuda": "libcuda.so.1", "fakeccl": "libnccl.so.2"}
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 
 
@@ -41,7 +41,7 @@ def _compile(name, command, without, folder, soname):
     folder.mkdir(parents=True, exist_ok=True)
     # Ranks of a job compile at the same time: each its own file, moved to its place when whole.
     partial = folder / f"{soname}.{os.getpid()}"
-    command = [*command, "-o", str(partial), str(HERE / f"{name}.c"), "-ldl"]
+    command = [*command, "-o", str(partial), str(HERE / f"{name}.c"), "-ldl", "-lm"]
     if without:
         script = folder / f"hidden.{os.getpid()}"
         script.write_text("{ local: " + " ".join(f"{symbol};" for symbol in without) + " };")

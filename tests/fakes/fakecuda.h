@@ -1,5 +1,5 @@
-/* The fake CUDA driver's types, its settings, and what all its functions share: errors that a test asked for, and checked
- * handles. */
+/* The fake CUDA driver's types, its settings, and what all its functions share: errors that a test asked for, and
+ * checked handles. */
 #ifndef FAKECUDA_H
 #define FAKECUDA_H
 

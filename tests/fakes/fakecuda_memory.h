@@ -1,5 +1,5 @@
-/* The fake CUDA driver's memory: device memory, host memory, pointer attributes, copies, fills, and what other processes
- * can open. */
+/* The fake CUDA driver's memory: device memory, host memory, pointer attributes, copies, fills, and what other
+ * processes can open. */
 #ifndef FAKECUDA_MEMORY_H
 #define FAKECUDA_MEMORY_H
 
@@ -49,7 +49,8 @@ static int memory_new(void **pointer, size_t nbytes, int kind) {
     if (!nbytes) return INVALID;
     int fd = memfd_create("fakecuda", MFD_CLOEXEC);
     if (fd < 0) return NO_MEMORY;
-    void *base = ftruncate(fd, (off_t)mapped) ? MAP_FAILED : mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *base = MAP_FAILED;
+    if (!ftruncate(fd, (off_t)mapped)) base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) {
         close(fd);
         return NO_MEMORY;

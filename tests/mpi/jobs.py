@@ -166,26 +166,28 @@ class CheckRuns:
         ran, text = self.found[program, layout, name]
         problems = [f"rank {rank}: {problem}" for rank, problem in sorted(ran.items()) if problem]
         assert not problems, "\n".join(problems)
-        missing = set(range(_ranks(layout))) - set(ran)
+        missing = set(range(self.ranks(layout))) - set(ran)
         assert not missing, f"ranks {sorted(missing)} did not finish {name}\n{text}"
 
     def _run(self, program, layout, names):
-        env = {"HETCCL_TIMEOUT": "30"}
         while names:
-            if layout == ALONE:
-                outcome = run_alone(program, *names, env=env)
-            else:
-                outcome = run(program, layout, *names, env=env, timeout=200)
+            outcome = self.start(program, layout, names)
             for name in names:
                 ran = {line["rank"]: line["problem"] for line in outcome.lines if line["name"] == name}
                 self.found[program, layout, name] = (ran, outcome.text)
-            ended = [len(self.found[program, layout, name][0]) == _ranks(layout) for name in names]
+            ended = [len(self.found[program, layout, name][0]) == self.ranks(layout) for name in names]
             # What did not end is at fault; a job that was stopped for its time would only be stopped again.
             names = names[ended.index(False) + 1 :] if False in ended and not outcome.timed_out else []
 
+    def start(self, program, layout, names):
+        """Run one job: its Outcome."""
+        env = {"HETCCL_TIMEOUT": "30"}
+        if layout == ALONE:
+            return run_alone(program, *names, env=env)
+        return run(program, layout, *names, env=env, timeout=200)
 
-def _ranks(layout):
-    return 1 if layout == ALONE else len(layout)
+    def ranks(self, layout):
+        return 1 if layout == ALONE else len(layout)
 
 
 # The layout of one process that no mpirun started.

@@ -66,9 +66,14 @@ def call(comm, case, send, receive):
 
 def problem_of(comm, case, shift):
     """Run one case; None or what is wrong with it on this rank."""
-    size, rank = comm.Get_size(), comm.Get_rank()
-    send, receive = prepare(case, size, rank, shift)
+    send, receive = prepare(case, comm.Get_size(), comm.Get_rank(), shift)
     call(comm, case, send, receive)
+    return verdict(comm, case, shift, send, receive)
+
+
+def verdict(comm, case, shift, send, receive):
+    """What is wrong with the buffers after the call, or None."""
+    size, rank = comm.Get_size(), comm.Get_rank()
     want = expected(case, size, rank)
     if want is not None and receive is not None:
         # In place, MPI leaves only the first block of a Reduce_scatter_block's buffer defined.
@@ -107,4 +112,5 @@ def main():
     report.write(end=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

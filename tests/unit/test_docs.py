@@ -11,9 +11,11 @@ import pytest
 
 import launch
 from hetccl import config
+from hetccl.libraries import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
 README = (ROOT / "README.md").read_text()
 
@@ -27,8 +29,14 @@ def rows():
 
 
 def test_configuration_table():
-    text = (ROOT / "docs" / "configuration.md").read_text()
-    assert re.findall(r"^\| `.*$", text, re.MULTILINE) == list(rows())
+    assert re.findall(r"^\| `.*$", CONFIGURATION, re.MULTILINE) == list(rows())
+
+
+def test_library_table():
+    """docs/configuration.md has the names that are tried for each library that a variable can replace."""
+    table = re.findall(r"^\| ([^|`]+) \| (lib[^|]+) \| `(HETCCL_\w+)` \|$", CONFIGURATION, re.MULTILINE)
+    replaceable = [known for known in LIBRARIES if known.setting]
+    assert table == [(k.name, ", ".join(k.sonames), f"HETCCL_{k.setting.upper()}") for k in replaceable]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

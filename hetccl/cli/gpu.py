@@ -1,0 +1,180 @@
+"""What doctor and info say about GPU buffers: the libraries that serve them, what these lack, and who shares a GPU.
+
+Libraries are opened, which touches no GPU: a context comes into being with the first call on a device buffer.
+"""
+
+from typing import NamedTuple
+
+from hetccl import topology, vendors
+from hetccl.cli import job
+from hetccl.cli.host import Check
+from hetccl.errors import HetcclError
+from hetccl.libraries import LIBRARIES
+
+# By the names of libraries.LIBRARIES: the runtime and the CCL of a vendor.
+RUNTIMES = {"nvidia": "CUDA driver", "amd": "HIP"}
+CCLS = {"nvidia": "NCCL", "amd": "RCCL"}
+# Functions of the two tables without which some call raises. What else may be missing has a substitute (all_to_all is
+# then a group of sends and receives), or is not called by this version.
+NEEDED = {
+    *("enter", "leave", "device_count", "device_pci", "pointer", "copy_async", "fill_async"),
+    *("alloc_async", "dealloc_async", "event_create", "event_record", "event_query", "stream_wait_event"),
+    *("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "send", "recv", "group_start", "group_end"),
+    *("unique_id", "init", "async_error", "destroy", "abort", "op_create", "op_destroy"),
+}
+
+
+class Opened(NamedTuple):
+    """A library of a vendor and its table, as plain values.
+
+    name    : "CUDA driver", "NCCL", ...
+    version : as text, "" if it does not tell
+    missing : the table's functions that it lacks
+    problem : "" or why it cannot be used; what is known besides is then the name
+    """
+
+    name: str
+    version: str = ""
+    path: str = ""
+    origin: str = ""
+    missing: tuple = ()
+    problem: str = ""
+
+
+class Sight(NamedTuple):
+    """What one rank sees: its GPUs, and the runtime and the CCL of their vendor, None without a GPU."""
+
+    devices: tuple
+    runtime: Opened | None
+    ccl: Opened | None
+
+
+def sight(settings):
+    """What this rank sees. settings : config.Config."""
+    devices = topology.devices(settings)
+    if not devices:
+        return Sight((), None, None)
+    vendor = devices[0].vendor
+    return Sight(devices, _open_runtime(vendor, settings), _open_ccl(vendor, settings))
+
+
+def open_found(names, settings):
+    """The runtimes and CCLs among `names`, of libraries.LIBRARIES, as tables: list of Opened."""
+    runtimes = [_open_runtime(vendor, settings) for vendor, name in RUNTIMES.items() if name in names]
+    return runtimes + [_open_ccl(vendor, settings) for vendor, name in CCLS.items() if name in names]
+
+
+def rank_checks(sight, needed):
+    """What may differ from rank to rank.
+
+    needed : GPU buffers are to work: what stands in their way is a fault
+    """
+    bad = "fail" if needed else "warn"
+    if not sight.devices:
+        yield Check("devices", bad if needed else "ok", "no GPU visible: host buffers only")
+        return
+    yield Check("devices", "ok", ", ".join(f"{gpu.name} {gpu.pci}".strip() for gpu in sight.devices))
+    for opened in (sight.runtime, sight.ccl):
+        yield _library_check(opened, bad)
+
+
+def job_checks(members, sights, needed):
+    """What the ranks' GPUs are to each other.
+
+    members : list of topology.Member; sights : list of Sight, one per rank
+    """
+    bad = "fail" if needed else "warn"
+    if any(sight.devices for sight in sights):
+        yield from _shared(members, sights, bad)
+        yield _path(members, sights, bad)
+
+
+def device_of(members, sights, rank):
+    """Index of the GPU that doctor tries on a rank, None without one: neighbours on a host take different ones."""
+    here = [peer for peer, member in enumerate(members) if member.machine == members[rank].machine]
+    count = len(sights[rank].devices)
+    return here.index(rank) % count if count else None
+
+
+def _open_runtime(vendor, settings):
+    return _open(RUNTIMES[vendor], vendors.open_runtime, vendor, settings)
+
+
+def _open_ccl(vendor, settings):
+    return _open(CCLS[vendor], vendors.open_ccl, vendor, settings)
+
+
+def _open(name, opener, vendor, settings):
+    try:
+        table = opener(vendor, settings)
+    except HetcclError as error:
+        return Opened(name, problem=str(error).partition("; tried:")[0].replace("\n", " "))
+    library = table.library
+    return Opened(name, table.version, library.path, library.origin, tuple(table.missing()))
+
+
+def _library_check(opened, bad):
+    (known,) = (known for known in LIBRARIES if known.name == opened.name)
+    if opened.problem:
+        advice = f"install it, or name its file by HETCCL_{known.setting.upper()}"
+        return Check(opened.name, bad, opened.problem, advice)
+    found = f"{opened.version} {opened.path} ({opened.origin})".strip()
+    if opened.missing:
+        found += f"; lacks {', '.join(opened.missing)}"
+    needed = [name for name in opened.missing if name in NEEDED]
+    if needed:
+        return Check(opened.name, bad, found, f"update it: calls that need {' or '.join(needed)} raise")
+    return Check(opened.name, "ok", found)
+
+
+def _shared(members, sights, bad):
+    """Ranks of one host that cannot but use one GPU together."""
+    drivers = {}
+    for rank, (member, sight) in enumerate(zip(members, sights, strict=True)):
+        if sight.devices:
+            drivers.setdefault(member.machine, []).append((rank, sight.devices))
+    for seen in drivers.values():
+        for ranks, gpus in _crowded(seen):
+            where = ", ".join(gpu.pci or gpu.uuid for gpu in gpus)
+            yield Check(
+                "GPU per rank",
+                bad,
+                f"{job.ranks_text(ranks)} have {job.plural(len(gpus), 'GPU')} between them ({where}), and the vendor's "
+                "CCL needs one for each",
+                "start fewer ranks on this host, or let each see another GPU",
+            )
+
+
+def _crowded(seen):
+    """(ranks, GPUs) of each group of ranks that see the same GPUs and are more than these.
+
+    seen : list of (rank, its devices)
+    """
+    groups = {}
+    for rank, devices in seen:
+        groups.setdefault(frozenset(devices), []).append(rank)
+    for devices, ranks in groups.items():
+        if len(ranks) > len(devices):
+            yield tuple(ranks), sorted(devices, key=lambda gpu: (gpu.pci, gpu.uuid))
+
+
+def _path(members, sights, bad):
+    """Who runs a collective on GPU buffers."""
+    name = "GPU buffers"
+    islands = topology.islands(members)
+    if len(islands) > 1:
+        what = "; ".join(f"{island.label} ({island.vendor}): {job.ranks_text(island.ranks)}" for island in islands)
+        advice = "take communicators of one island each (Split), or copy device arrays to the host"
+        return Check(name, bad, f"refused in this version, for the ranks are {len(islands)} islands: {what}", advice)
+    unable = tuple(rank for rank, sight in enumerate(sights) if sight.runtime.problem or sight.ccl.problem)
+    if unable:
+        return Check(name, bad, f"refused: {job.ranks_text(unable)} cannot open a library that is needed")
+    versions = {}
+    for rank, sight in enumerate(sights):
+        versions.setdefault(sight.ccl.version, []).append(rank)
+    ccl = sights[0].ccl.name
+    if len({version.rpartition(".")[0] for version in versions}) > 1:
+        each = "; ".join(f"{job.ranks_text(ranks)}: {ccl} {version}" for version, ranks in versions.items())
+        return Check(name, bad, f"refused, for versions differ: {each}", "let all ranks load the same release")
+    release = " and ".join(f"{ccl} {version}" for version in versions)
+    return Check(name, "ok", f"Allreduce runs on {release}: {job.plural(len(members), 'rank')}, one island")
