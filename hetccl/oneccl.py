@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hetccl import _oneccl
 from hetccl._dl import Library
+from hetccl.config import LOGGER
 from hetccl.errors import LibraryNotFound
 from hetccl.libraries import wheel_folders
 
@@ -46,18 +47,29 @@ def describe(settings):
     return HostCcl("oneCCL", ccl.version, ccl.library.path)
 
 
-def open(settings, rank, nranks):
-    """Open oneCCL and set the environment that it reads at its first call; what the user has set stays.
+def prepare(members, rank, settings, gather):
+    """Make ready for a communicator of oneCCL, or agree to do without. Collective.
 
-    settings     : hetccl.config.Config
-    rank, nranks : of the first island, all of whose ranks are on this host
-    Returns      : Ccl
-    Raises       : LibraryNotFound
+    members  : sequence of topology.Member, one per rank
+    settings : hetccl.config.Config
+    gather   : function value -> list of every rank's, collective, with a time-out
+    Returns  : bool, the same on all ranks; False: oneCCL cannot serve these ranks together, which is logged
     """
-    library = Library.open(_oneccl.SONAMES, override=settings.oneccl_lib, folders=wheel_folders())
-    for name, value in environment(Path(library.path).parent, rank, nranks).items():
-        os.environ.setdefault(name, value)
-    return _oneccl.open(settings.oneccl_lib, wheel_folders())
+    global _reach
+    problem = unfit(members, gather(_reach))
+    if problem:
+        if rank == 0:
+            LOGGER.warning("host buffers of this communicator are served by hetccl itself, not by oneCCL: %s", problem)
+        return False
+    if _reach is None:
+        _reach = frozenset(map(_identity, members))
+        try:
+            library = Library.open(_oneccl.SONAMES, override=settings.oneccl_lib, folders=wheel_folders())
+        except LibraryNotFound:
+            return True  # whoever opens it next tells all ranks
+        for name, value in environment(Path(library.path).parent, rank, len(members)).items():
+            os.environ.setdefault(name, value)
+    return True
 
 
 def environment(folder, rank, nranks):
@@ -89,38 +101,23 @@ def environment(folder, rank, nranks):
     return wanted
 
 
-def reach():
-    """What this process tells the others before a communicator is made, for `unfit`; plain strings and ints."""
-    return None if _reach is None else sorted(_reach)
-
-
 def unfit(members, reaches):
-    """Why oneCCL cannot serve these ranks together; "" if it can. Every rank comes to the same answer.
+    """Why oneCCL cannot serve these ranks together; "" if it can. All ranks come to the same answer.
 
     members : sequence of Member, of the ranks
-    reaches : what `reach` told on each of them
+    reaches : of each rank, the processes of its first communicator, or None if it has had none
     """
-    wanted = {_identity(member) for member in members}
     if len({member.machine for member in members}) > 1:
         return "the ranks are not all on one host"
-    # A communicator with a rank that was not in the process's first one crashes oneCCL 2022.2, if that shared memory.
-    outside = [rank for rank, told in enumerate(reaches) if told is not None and not wanted <= {tuple(t) for t in told}]
-    if outside:
+    begun = [rank for rank, reach in enumerate(reaches) if reach is not None]
+    # oneCCL 2022.2 sets its shared memory up for the ranks of the first communicator; another rank in a later one
+    # crashes it, and ranks of which some have begun and some not wait for ever.
+    if any(not reaches[rank].issuperset(map(_identity, members)) for rank in begun) or 0 < len(begun) < len(members):
         return (
-            f"on ranks {outside} oneCCL began with a communicator without some of these ranks, and it reaches no others; "
-            "build the communicator of all ranks first"
+            f"ranks {begun} began it in a communicator without some of these ranks, and it reaches no others; with a "
+            "communicator of all ranks built first, it reaches all"
         )
-    if any(told is None for told in reaches) and any(told is not None for told in reaches):
-        late = [rank for rank, told in enumerate(reaches) if told is None]
-        return f"oneCCL has begun on other ranks and not on {late}; build the communicator of all ranks first"
     return ""
-
-
-def begin(members):
-    """Remember these ranks as the process's reach, unless it has one. Call when `unfit` has nothing against them."""
-    global _reach
-    if _reach is None:
-        _reach = frozenset(_identity(member) for member in members)
 
 
 def _identity(member):
