@@ -215,12 +215,14 @@ cdef int exchange(VendorComm vendor, Launch* launch, const Part* sends, const Pa
     cdef const Part* own = &sends[vendor.rank]
     cdef const hetccl_ccl_t* f = vendor.functions
     cdef int code = 0, ended, i, peer, n = vendor.nranks
-    if own.nbytes > 0 and own.ptr != recvs[vendor.rank].ptr:
+    # One side alone, inside a group of the user's: the other side is another call.
+    cdef bint alone = launch.call >= NCOLLECTIVES and (own.ptr == NULL) != (recvs[vendor.rank].ptr == NULL)
+    if own.nbytes > 0 and not alone and own.ptr != recvs[vendor.rank].ptr:
         copy(vendor, launch, recvs[vendor.rank].ptr, own.ptr, own.nbytes)
     with nogil:
         code = f.group_start()
         if code == 0:
-            for i in range(1, n):
+            for i in range(0 if alone else 1, n):
                 # Each rank begins with another peer, so that not all of them send to one.
                 peer = (vendor.rank + i) % n
                 if code == 0 and sends[peer].nbytes > 0:

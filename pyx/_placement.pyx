@@ -194,7 +194,7 @@ cdef class Placement(Endpoint):
             else:
                 request.launch.source_rank, request.launch.target = letter.peer, letter.ptr
                 request.launch.room = letter.nbytes
-        if (request.launch.dest == self.rank) != (request.launch.source_rank == self.rank):
+        if self.batch is None and (request.launch.dest == self.rank) != (request.launch.source_rank == self.rank):
             raise ValueError(f"{CALLS[request.work.call]}: a message in GPU memory from rank {self.rank} to itself needs "
                              "Sendrecv, which queues both sides at once")
         request.work.messages, request.work.nmessages = NULL, 0
