@@ -109,7 +109,7 @@ def _open(name, opener, vendor, settings):
     try:
         table = opener(vendor, settings)
     except HetcclError as error:
-        return Opened(name, problem=str(error).partition("; tried:")[0].replace("\n", " "))
+        return Opened(name, problem=job.first_line(error))
     library = table.library
     return Opened(name, table.version, library.path, library.origin, tuple(table.missing()))
 

@@ -114,6 +114,11 @@ def versions():
     return f"hetccl {VERSION}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
 
 
+def first_line(error):
+    """What an error says, without the list of paths that were tried for a library."""
+    return str(error).partition("; tried:")[0].replace("\n", " ")
+
+
 def plural(number, noun):
     """(1, "rank") -> "1 rank"; (3, "rank") -> "3 ranks"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
