@@ -117,7 +117,11 @@ class Membership:
 
     def device_of(self, vendor, address):
         """Index of the device whose memory it is; 0 for memory that the vendor's runtime does not know."""
-        return max(0, vendors.open_runtime(vendor, self.settings).pointer(address)["device"])
+        try:
+            runtime = vendors.open_runtime(vendor, self.settings)
+        except HetcclError:
+            return 0  # open_island meets it again, and tells the other ranks
+        return max(0, runtime.pointer(address)["device"])
 
     def fill_status(self, status, source, tag, nbytes):
         """Write the outcome of a receive into an MPI.Status, as MPI_Recv would."""
