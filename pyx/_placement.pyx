@@ -194,10 +194,8 @@ cdef class Placement(Endpoint):
             else:
                 request.launch.source_rank, request.launch.target = letter.peer, letter.ptr
                 request.launch.room = letter.nbytes
-        if self.batch is None and (request.launch.dest == self.rank) != (request.launch.source_rank == self.rank):
-            raise ValueError(f"{CALLS[request.work.call]}: a message in GPU memory from rank {self.rank} to itself needs "
-                             "Sendrecv, which queues both sides at once")
         request.work.messages, request.work.nmessages = NULL, 0
+        request.deferred = self.deferred
         return 0
 
     cdef int connect(self, int kind, int device, int call) except -1:
@@ -250,6 +248,7 @@ cdef class Placement(Endpoint):
 
     cdef int await_queued(self) except -1:
         cdef Request request
+        self.deferred.flush(None)
         for request in list(self.executor.inflight.values()):
             if request.is_queued() and request.event != NULL and not request.vendor.lost:
                 launch_wait(request.vendor, request.event, request.work.call)
