@@ -127,7 +127,9 @@ cdef class Placement(Endpoint):
         return 0
 
     cdef int offer_movement(self, Request request) except -1:
-        if self.host_vendor is not None and request.work.call in HOST_CALLS:
+        # An Alltoall in place would be a group of messages, which our table of oneCCL has not.
+        cdef bint is_exchange_in_place = request.work.call == ALLTOALL and request.send.owner == NULL
+        if self.host_vendor is not None and request.work.call in HOST_CALLS and not is_exchange_in_place:
             request.vendor = self.host_vendor
         return 0
 
