@@ -21,7 +21,8 @@ from hetccl._dtype cimport (
     dtype_itemsize, type_name,
 )
 from hetccl._foreign cimport (
-    TENSOR_PLAIN, TENSOR_TRACKED, TENSOR_UNKNOWN, CupyArray, cupy_layout_known, cupy_read, torch_layout_known, torch_state,
+    TENSOR_PLAIN, TENSOR_TRACKED, TENSOR_UNKNOWN, CupyArray, cupy_layout_known, cupy_read, torch_layout_known,
+    torch_state,
 )
 
 cdef extern from "hetccl/arrays.h" nogil:
