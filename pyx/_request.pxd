@@ -69,6 +69,7 @@ cdef class Request(Lists):
     cdef bint begin(self, bint waits) except -1
     cdef bint begin_launch(self, bint waits) except -1
     cdef int choose_stream(self) except -1
+    cdef int take_stream(self) except -1
     cdef bint note_queued(self, bint waits) except -1
     cdef int compare(self) except -1
     cdef int hold(self) except -1

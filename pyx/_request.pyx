@@ -20,7 +20,7 @@ from hetccl._launch cimport (
 )
 from hetccl._lists cimport is_mpi_request, status_clear
 from hetccl._mailbox cimport ANY, MESSAGE_TOO_LONG
-from hetccl._stream cimport stream_of
+from hetccl._stream cimport stream_for
 from hetccl._row cimport COLLECTIVE_IDLE, COLLECTIVE_REFUSED
 
 from hetccl._calls import CALLS
@@ -127,9 +127,17 @@ cdef class Request(Lists):
 
     cdef int choose_stream(self) except -1:
         """A persistent call goes to the stream that is current at its start."""
-        cdef Span* span = &self.recv if self.recv.owner != NULL else &self.send
         if self.persistent:
-            self.launch.stream = stream_of(self.stream, <object>span.owner, self.vendor.runtime, self.device)
+            self.take_stream()
+        return 0
+
+    cdef int take_stream(self) except -1:
+        """Find the call's stream, and let it wait for what produces the buffers."""
+        cdef void* first = self.recv.owner if self.recv.owner != NULL else self.send.owner
+        cdef object other = None if self.send.owner == NULL else <object>self.send.owner
+        cdef bint holds = False
+        self.launch.stream = stream_for(self.stream, <object>first, other, self.vendor.runtime, self.device, &holds)
+        self.library_holds = holds
         return 0
 
     cdef bint note_queued(self, bint waits) except -1:
