@@ -25,9 +25,9 @@ static int since6(void) {
     return version() >= 60000000;
 }
 
-/* What a function answers is the thread's last error too. */
+/* What a function answers is the thread's last error too; newer releases leave "not ready" out. */
 static int remember(int code) {
-    if (code) last_error = code;
+    if (code && !(code == NOT_READY && since6())) last_error = code;
     return code;
 }
 

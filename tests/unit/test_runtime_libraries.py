@@ -227,6 +227,30 @@ def test_hip5(hip5, name):
 
 
 @needs_compiler
+def test_hip5_answers_are_no_errors():
+    """HIP 5 remembers "not ready" and "unknown memory" as errors; programs would find them after their own kernels."""
+    run(
+        """
+        with Table(_hip.open(build("fakehip"))) as table:
+            library = ctypes.CDLL(table.runtime.library.path)
+            stream, event, device = table.made("stream_create"), table.made("event_create"), table.made("alloc", 64)
+            table("fill_async", device, 1, 1, 64, stream)
+            table("event_record", event, stream)
+            library.hipGetLastError()
+            for function, handle in (("event_query", event), ("stream_query", stream)):
+                assert table.code(function, handle) == 600
+                assert library.hipPeekAtLastError() == 0, function
+            assert library.hipPointerGetAttributes(ctypes.create_string_buffer(32), ctypes.c_void_p(id(table))) == 1
+            assert library.hipGetLastError() == 1
+            assert table.about(id(table)).kind == 0
+            assert library.hipPeekAtLastError() == 0
+        """,
+        FAKE_HIP_VERSION="50221153",
+        FAKE_HIP_LAZY="1",
+    )
+
+
+@needs_compiler
 @pytest.mark.parametrize("version, lacks", [("60443484", []), ("70125424", ["hsa_amd_portable_export_dmabuf"])])
 def test_dmabuf_of_hip(version, lacks):
     """By HSA, or by HIP's own function, which knows no offset: the same memory."""
