@@ -11,7 +11,7 @@ import runtime_checks
 from runtime_table import HEADER, MISSING, PROTOTYPES, Table
 
 from fakes.build import build, compiler
-from hetccl import _cuda, _hip, _host
+from hetccl import _cuda, _hip, _host, libraries
 from hetccl.errors import GpuError, SymbolNotFound
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +114,12 @@ def test_names(cuda):
 def test_unknown_function(call):
     with pytest.raises(ValueError, match="alloc_now"):
         getattr(_host.open(), call)("alloc_now")
+
+
+@pytest.mark.parametrize("name, module", [("CUDA driver", _cuda), ("HIP", _hip)])
+def test_sonames_that_users_are_told(name, module):
+    (known,) = (known for known in libraries.LIBRARIES if known.name == name)
+    assert known.sonames == module.SONAMES
 
 
 def test_what_the_host_lacks():

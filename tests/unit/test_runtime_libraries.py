@@ -203,7 +203,7 @@ def hip5():
         runtime = _hip.open(build("fakehip", without={HIP5_LACKS!r}))
         assert runtime.version == "5.2.21153"
         assert runtime.missing() == ("dmabuf_export",), runtime.missing()
-        assert runtime.device_arch(0) == "gfx90a"
+        assert runtime.device_arch(0) == "gfx90a"  # without its modes
         answers = {{}}
         with Table(runtime) as table:
             for check in runtime_checks.CHECKS:
@@ -216,6 +216,7 @@ def hip5():
         print(json.dumps(answers))
         """,
         FAKE_HIP_VERSION="50221153",
+        FAKE_HIP_ARCH="gfx90a",
     )
     return json.loads(out)
 
