@@ -1,12 +1,12 @@
-"""AMD's code path, and jobs of two vendors, on the fakes of HIP and CUDA: our own code alone, nothing of the vendors'."""
+"""AMD's code path, and jobs of two vendors, on the fakes of HIP and CUDA: it shows hetccl's own code, not the vendors'."""
 
 import collections
 
 import device_cases
 import device_jobs
 import pytest
-from fakes import build
 
+from fakes import build
 from mpi import jobs
 
 FLOAT8 = "float8_e4m3fn"
