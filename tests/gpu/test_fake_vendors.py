@@ -1,4 +1,4 @@
-"""AMD's code path, and jobs of two vendors, on the fakes of HIP and CUDA: hetccl's own code, nothing of the vendors'."""
+"""AMD's code path, and jobs of two vendors, on fakes of HIP and CUDA: hetccl's own code, nothing of the vendors'."""
 
 import collections
 
