@@ -8,7 +8,7 @@ from hetccl._executor cimport Executor
 from hetccl._kernels cimport hetccl_reduce_fn
 from hetccl._layout cimport Part
 from hetccl._program cimport Choice, Program
-from hetccl._request cimport Request
+from hetccl._request cimport Deferred, Request
 
 
 cdef class Batch:                        # the calls inside `with comm.group():`
@@ -18,7 +18,6 @@ cdef class Batch:                        # the calls inside `with comm.group():`
     cdef list calls                      # (Request, status)
 
     cdef int run(self, list calls) except -1
-    cdef int queue(self, list requests) except -1
 
 
 cdef class Endpoint:
@@ -30,6 +29,7 @@ cdef class Endpoint:
     cdef object membership
     cdef Executor executor
     cdef list choices                    # Choice by call (or in-place variant) and root; None until needed
+    cdef Deferred deferred
     cdef Batch batch                     # open in some thread, or None
     cdef bint check                      # HETCCL_CHECK
     cdef bint closed

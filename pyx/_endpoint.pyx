@@ -16,9 +16,7 @@ from hetccl._arguments cimport whole
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, ALLTOALLW, GATHERV, NCOLLECTIVES, REDUCE_SCATTER, SCATTERV,
 )
-from hetccl._launch cimport launch_group_begin, launch_group_finish, launch_groups, launch_in_group, launch_run
-from hetccl._request cimport request_new
-from hetccl._vendor cimport VendorComm
+from hetccl._request cimport queue_together, request_new
 
 from hetccl._calls import CALLS, PLANS
 from hetccl.errors import CommClosed
@@ -80,6 +78,7 @@ cdef class Batch:
         endpoint.batch = None
         calls, self.calls = self.calls, []
         if kind is None:
+            endpoint.deferred.flush(None)
             self.run(calls)
 
     cdef int run(self, list calls) except -1:
@@ -87,7 +86,9 @@ cdef class Batch:
         cdef Request request
         first = None
         try:
-            self.queue([request for request, _ in calls if (<Request>request).is_queued()])
+            queued = [request for request, _ in calls if (<Request>request).is_queued()]
+            if queued:
+                queue_together(queued)
             for request, _ in calls:
                 if not request.is_queued():
                     request.go()
@@ -100,28 +101,6 @@ cdef class Batch:
                 first = first or error
         if first is not None:
             raise first
-        return 0
-
-    cdef int queue(self, list requests) except -1:
-        """Queue what is for streams: as one group of the library, but for calls that are several steps."""
-        cdef Request request
-        cdef VendorComm vendor
-        if not requests:
-            return 0
-        vendor = (<Request>requests[0]).vendor
-        for request in requests:
-            request.compare()
-        launch_group_begin(vendor)
-        try:
-            for request in requests:
-                if launch_groups(&request.launch):
-                    launch_in_group(vendor, &request.launch)
-        finally:
-            launch_group_finish(vendor, (<Request>requests[0]).work.call)
-        for request in requests:
-            if not launch_groups(&request.launch):
-                launch_run(vendor, &request.launch)
-            request.note_queued(True)
         return 0
 
 
@@ -142,6 +121,7 @@ cdef class Endpoint:
         self.executor = Executor(membership.segment, settings.timeout, settings.spin_us, membership.crowded)
         self.choices = [None] * (NCHOICES * self.size)
         self.check = settings.check
+        self.deferred = Deferred.__new__(Deferred)
 
     cdef int usable(self, int call) except -1:
         if self.closed:
@@ -159,6 +139,8 @@ cdef class Endpoint:
     cdef Request request(self, type kind, int call, object stream):
         cdef Request request
         self.usable(call)
+        if call < NCOLLECTIVES and self.deferred.requests:
+            self.deferred.flush(None)
         request = request_new(kind, self.executor, self.membership, call)
         request.stream = stream
         return request
@@ -168,6 +150,8 @@ cdef class Endpoint:
         if self.batch is not None and self.batch.thread == PyThread_get_thread_ident():
             self.batch.calls.append((request, status))
             return 0
+        if self.deferred.requests and request.deferred is None:
+            self.deferred.flush(None)
         return request.run(status)
 
     cdef Choice choose(self, int call, int root, bint in_place):

@@ -54,6 +54,9 @@ cdef class Request(Lists):
     cdef const hetccl_runtime_t* gpu     # of vendor, as device: for the end of `event`
     cdef int device
     cdef void* event                     # marks the end of the library's work; owned. NULL: not yet needed
+    cdef Deferred deferred               # of messages in device memory, else None
+    cdef bint pending                    # among those of `deferred`
+    cdef object failure                  # what queueing the messages raised, or None
     cdef bint library_holds              # the array library itself reuses the buffers' memory in the stream's order only
     cdef bint blocking                   # one of the calls that return when they are done, or queued
     cdef bint held                       # by the executor's `inflight`
@@ -65,9 +68,11 @@ cdef class Request(Lists):
     cdef bint is_queued(self) noexcept   # on a stream, where a blocking call does not wait
     cdef bint begin(self, bint waits) except -1
     cdef bint begin_launch(self, bint waits) except -1
+    cdef int choose_stream(self) except -1
     cdef bint note_queued(self, bint waits) except -1
     cdef int compare(self) except -1
     cdef int hold(self) except -1
+    cdef int queue_now(self) except -1
     cdef bint is_let_go(self) except -1
     cdef Request go(self)
     cdef int run(self, object status) except -1
@@ -80,6 +85,18 @@ cdef class Request(Lists):
     cdef bint tried(self) except -1
     cdef int drop(self) except -1
     cdef void release(self) noexcept
+
+
+# Messages in device memory that have been started and not queued yet. On a stream each would wait for its peer's, so
+# those that a rank starts together go as one group, when one of them is waited for or another call comes.
+cdef class Deferred:
+    cdef list requests
+
+    cdef int flush(self, Request last) except -1  # last: a message to go with them, or None
+
+
+# Queue calls on device memory as one group of the library, but for those that are several steps.
+cdef int queue_together(list requests) except -1
 
 
 cdef class Prequest(Request):

@@ -11,10 +11,13 @@ from libc.string cimport memset
 from hetccl._agree cimport check_close, check_error
 from hetccl._abi cimport HETCCL_MEM_HOST
 from hetccl._buffer cimport span_release
-from hetccl._calls cimport SENDRECV
+from hetccl._calls cimport NCOLLECTIVES, SENDRECV
 from hetccl._engine cimport is_final
 from hetccl._executor cimport has_failed
-from hetccl._launch cimport launch_is_done, launch_mark, launch_run, launch_unmark, launch_wait
+from hetccl._launch cimport (
+    launch_group_begin, launch_group_finish, launch_groups, launch_in_group, launch_is_done, launch_mark, launch_run,
+    launch_unmark, launch_wait,
+)
 from hetccl._lists cimport is_mpi_request, status_clear
 from hetccl._mailbox cimport ANY, MESSAGE_TOO_LONG
 from hetccl._stream cimport stream_of
@@ -117,13 +120,17 @@ cdef class Request(Lists):
 
     cdef bint begin_launch(self, bint waits) except -1:
         """Let the vendor's library do it; True if nobody waits for it, or it is done."""
-        cdef Span* span
         self.compare()
-        if self.persistent:
-            span = &self.recv if self.recv.owner != NULL else &self.send
-            self.launch.stream = stream_of(self.stream, <object>span.owner, self.vendor.runtime, self.device)
+        self.choose_stream()
         launch_run(self.vendor, &self.launch)
         return self.note_queued(waits)
+
+    cdef int choose_stream(self) except -1:
+        """A persistent call goes to the stream that is current at its start."""
+        cdef Span* span = &self.recv if self.recv.owner != NULL else &self.send
+        if self.persistent:
+            self.launch.stream = stream_of(self.stream, <object>span.owner, self.vendor.runtime, self.device)
+        return 0
 
     cdef bint note_queued(self, bint waits) except -1:
         """The library has the call. True if nothing is left to wait for."""
@@ -159,11 +166,19 @@ cdef class Request(Lists):
     cdef bint is_let_go(self) except -1:
         if not self.is_queued():
             return self.executor.has_let_go(&self.work)
+        if self.pending:
+            return False
         return self.event == NULL or self.vendor.handle == NULL or launch_is_done(self.vendor, self.event, self.work.call)
 
     cdef Request go(self):
         """Start it and leave it to the engine."""
-        if not self.begin(False):
+        if self.deferred is not None:
+            self.active = self.pending = True
+            self.failure = None
+            self.choose_stream()
+            self.deferred.requests.append(self)
+            self.hold()
+        elif not self.begin(False):
             self.hold()
             if not self.is_queued():
                 self.executor.detach()
@@ -172,7 +187,9 @@ cdef class Request(Lists):
     cdef int run(self, object status) except -1:
         """Start it and wait: a blocking call."""
         try:
-            if not self.begin(True):
+            if self.deferred is not None:
+                self.deferred.flush(self)
+            elif not self.begin(True):
                 self.executor.wait(&self.work)
         except BaseException:
             self.active = False
@@ -195,8 +212,17 @@ cdef class Request(Lists):
     cdef bint poll(self) except -1:
         """Whether it is complete."""
         if self.is_queued():
+            self.queue_now()
             return self.event == NULL or launch_is_done(self.vendor, self.event, self.work.call)
         return not self.is_engaged() or self.executor.poll_once(&self.work)
+
+    cdef int queue_now(self) except -1:
+        """A message in device memory may still be deferred, or have failed with others."""
+        if self.pending:
+            self.deferred.flush(None)
+        if self.failure is not None:
+            raise self.failure
+        return 0
 
     cdef int await_end(self, object status) except -1:
         cdef Executor executor = self.executor  # another thread's Free lets go of the request's
@@ -204,6 +230,7 @@ cdef class Request(Lists):
             return status_clear(status)
         try:
             if self.is_queued():
+                self.queue_now()
                 if self.event != NULL and not self.blocking:
                     launch_wait(self.vendor, self.event, self.work.call)
             elif self.is_engaged():
@@ -333,6 +360,8 @@ cdef class Request(Lists):
 
         Source : MPI 4.1, section 3.7.3
         """
+        if self.pending:
+            self.deferred.flush(None)
         self.persistent = self.active = False
         if self.held:
             self.executor = None
@@ -375,6 +404,62 @@ cdef class Request(Lists):
         except BaseException:
             self.drop()
             raise
+
+
+cdef class Deferred:
+    """Messages in device memory that wait to be queued together."""
+
+    def __cinit__(self):
+        self.requests = []
+
+    cdef int flush(self, Request last) except -1:
+        cdef list requests = self.requests
+        self.requests = []
+        if last is not None:
+            requests.append(last)
+        return queue_together(requests) if requests else 0
+
+
+cdef int queue_together(list requests) except -1:
+    cdef Request request
+    cdef VendorComm vendor
+    try:
+        check_own_messages(requests)
+        for request in requests:
+            request.compare()
+        vendor = (<Request>requests[0]).vendor
+        launch_group_begin(vendor)
+        try:
+            for request in requests:
+                if launch_groups(&request.launch):
+                    launch_in_group(vendor, &request.launch)
+        finally:
+            launch_group_finish(vendor, (<Request>requests[0]).work.call)
+        for request in requests:
+            if not launch_groups(&request.launch):
+                launch_run(vendor, &request.launch)
+            request.note_queued(request.blocking)
+    except BaseException as error:
+        for request in requests:
+            request.failure = error
+        raise
+    finally:
+        for request in requests:
+            request.pending = False
+    return 0
+
+
+cdef int check_own_messages(list requests) except -1:
+    """A rank's messages to itself need both sides in the group; the library would wait for ever."""
+    cdef Request request
+    cdef int rank = (<Request>requests[0]).executor.rank, balance = 0
+    for request in requests:
+        if request.work.call >= NCOLLECTIVES:
+            balance += (request.launch.dest == rank) - (request.launch.source_rank == rank)
+    if balance:
+        raise ValueError(f"{CALLS[(<Request>requests[0]).work.call]}: a message in GPU memory from rank {rank} to itself "
+                         "needs its other side in the same burst or group: Isend and Irecv, or Sendrecv")
+    return 0
 
 
 cdef class Prequest(Request):

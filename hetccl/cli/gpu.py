@@ -85,8 +85,9 @@ def job_checks(members, sights, needed):
     """
     bad = "fail" if needed else "warn"
     if any(sight.devices for sight in sights):
-        yield from _shared(members, sights, bad)
-        yield _path(members, sights, bad)
+        shared = tuple(_shared(members, sights, bad))
+        yield from shared
+        yield _path(members, sights, bad, bool(shared))
 
 
 def device_of(members, sights, rank):
@@ -108,7 +109,7 @@ def _open(name, opener, vendor, settings):
     try:
         table = opener(vendor, settings)
     except HetcclError as error:
-        return Opened(name, problem=str(error).partition("; tried:")[0].replace("\n", " "))
+        return Opened(name, problem=job.first_line(error))
     library = table.library
     return Opened(name, table.version, library.path, library.origin, tuple(table.missing()))
 
@@ -158,8 +159,8 @@ def _crowded(seen):
             yield tuple(ranks), sorted(devices, key=lambda gpu: (gpu.pci, gpu.uuid))
 
 
-def _path(members, sights, bad):
-    """Who runs a collective on GPU buffers."""
+def _path(members, sights, bad, shared):
+    """Who runs a collective on GPU buffers. shared : whether some rank has no GPU to itself."""
     name = "GPU buffers"
     islands = topology.islands(members)
     if len(islands) > 1:
@@ -169,6 +170,8 @@ def _path(members, sights, bad):
     unable = tuple(rank for rank, sight in enumerate(sights) if sight.runtime.problem or sight.ccl.problem)
     if unable:
         return Check(name, bad, f"refused: {job.ranks_text(unable)} cannot open a library that is needed")
+    if shared:
+        return Check(name, bad, "refused until each rank has a GPU to itself")
     versions = {}
     for rank, sight in enumerate(sights):
         versions.setdefault(sight.ccl.version, []).append(rank)

@@ -218,9 +218,11 @@ static const char *hetccl_hip_error_text(int code) {
     static _Thread_local char text[256];
     if (code >= HETCCL_HSA_FIRST) {
         snprintf(text, sizeof text, "HSA status 0x%x", (unsigned)code);
-    } else {
-        snprintf(text, sizeof text, "%s: %s", hetccl_hi.hipGetErrorName(code), hetccl_hi.hipGetErrorString(code));
+        return text;
     }
+    const char *name = hetccl_hi.hipGetErrorName(code), *words = hetccl_hi.hipGetErrorString(code);
+    int known = name && words && strcmp(name, words); /* HIP 5 has the name twice */
+    snprintf(text, sizeof text, "%s%s%s", name ? name : "unknown error", known ? ": " : "", known ? words : "");
     return text;
 }
 

@@ -1,5 +1,6 @@
 """What doctor says of GPU buffers: libraries, who shares a GPU, islands. Libraries and devices are made up here."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 from command import MEMBER
 
+import launch
+from fakes import build
 from hetccl import config, topology
 from hetccl.cli import gpu, info
 from hetccl.errors import LibraryNotFound
@@ -116,6 +119,7 @@ def test_ranks_that_share_a_gpu(seen, ranks, needed, status):
         return
     assert checks["GPU per rank"].status == status
     assert ranks in checks["GPU per rank"].text and GPUS[0].pci in checks["GPU per rank"].text
+    assert checks["GPU buffers"].status == status
 
 
 def test_equal_addresses_on_two_hosts_are_two_gpus():
@@ -164,3 +168,58 @@ def test_info_shows_what_a_table_lacks(libraries, monkeypatch):
     assert [(table.name, table.missing) for table in opened] == [("CUDA driver", ()), ("NCCL", ("gather",))]
     monkeypatch.setattr(gpu, "open_found", lambda names, settings: opened)
     assert "lacks gather" in info.text(info.collect(config.Config(), "", None))
+
+
+# Ranks that see GPUs, whatever this machine has.
+PROGRAM = """
+import sys
+from hetccl import topology
+from hetccl.__main__ import main
+gpus = tuple(topology.Device("nvidia", "made up", f"0000:{bus}:00.0", f"GPU-{bus}") for bus in range(10, 14))
+topology.devices = lambda settings, roots=topology.ROOTS: gpus
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def on_fakes():
+    """Function: run `doctor` on two ranks over the fake driver and the fake CCL; (exit status, checks by name)."""
+    if build.compiler() is None or not launch.launchers():
+        pytest.skip("no C compiler or no mpirun")
+    fakes = {"HETCCL_CUDA_LIB": build.build("fakecuda"), "HETCCL_NCCL_LIB": build.build("fakeccl")}
+
+    def run(*options, **env):
+        command = ("doctor", "--json", *options)
+        done = launch.mpirun(2, PROGRAM, *command, env={**fakes, **env}, timeout=120, check=False)
+        checks = json.loads(done.stdout[0])["checks"]
+        return done.returncode, {check["name"]: check for check in checks}
+
+    return run
+
+
+@pytest.mark.parametrize("options", [(), ("--gpu",)])
+def test_libraries_that_work(on_fakes, options):
+    status, checks = on_fakes(*options)
+    assert status == 0
+    assert checks["GPU buffers"]["text"] == "Allreduce runs on NCCL 2.28.9: 2 ranks, one island"
+    assert ("vendor's communicator" in checks["communicator"]["text"]) == bool(options)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"FAKE_CUDA_FAIL": "cuDevicePrimaryCtxRetain=2"}, {"FAKE_CCL_FAIL": "ncclCommInitRankConfig=3"}],
+    ids=["no context", "no communicator"],
+)
+def test_only_gpu_touches_a_gpu(on_fakes, env):
+    status, checks = on_fakes(**env)
+    assert (status, checks["communicator"]["status"]) == (0, "ok")
+    status, checks = on_fakes("--gpu", **env)
+    assert (status, checks["communicator"]["status"]) == (1, "fail")
+
+
+def test_an_old_library(on_fakes):
+    status, checks = on_fakes(FAKE_CCL_VERSION="21403")
+    assert (status, checks["NCCL"]["status"], checks["GPU buffers"]["status"]) == (0, "warn", "warn")
+    assert "2.14.3" in checks["NCCL"]["text"] and "2.18 or newer needed" in checks["NCCL"]["text"]
+    status, checks = on_fakes("--gpu", FAKE_CCL_VERSION="21403")
+    assert (status, checks["NCCL"]["status"]) == (1, "fail")
