@@ -40,9 +40,8 @@ def library():
 
 @pytest.fixture(scope="module")
 def variables(library):
-    return {
-        "LD_LIBRARY_PATH": os.pathsep.join([str(library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
-    }
+    before = filter(None, [os.environ.get("LD_LIBRARY_PATH")])
+    return {"LD_LIBRARY_PATH": os.pathsep.join([str(library.parent), *before])}
 
 
 def run(program, library, variables):
