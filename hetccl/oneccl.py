@@ -75,7 +75,7 @@ def prepare(members, rank, settings, gather):
 def environment(folder, rank, nranks):
     """The variables that oneCCL and its libfabric need for ranks of one host: {name: text}.
 
-    folder : Path, where libccl.so.2 is; a libfabric there comes before the system's
+    folder : Path, where libccl.so.2 is; a libfabric there, or in libfabric below it, comes before the system's
     Source : oneCCL's guide, "Environment variables"; fabric(7)
     """
     wanted = {
@@ -93,11 +93,11 @@ def environment(folder, rank, nranks):
         "CCL_KVS_IFACE": "lo",
         "FI_TCP_IFACE": "lo",
     }
-    fabric = folder / "libfabric.so.1"
-    if fabric.exists():
-        wanted["CCL_OFI_LIBRARY_PATH"] = str(fabric)
-    if any(folder.glob("*-fi.so")):
-        wanted["FI_PROVIDER_PATH"] = str(folder)
+    for place in (folder / "libfabric", folder):
+        if (place / "libfabric.so.1").exists():
+            wanted["CCL_OFI_LIBRARY_PATH"] = str(place / "libfabric.so.1")
+            wanted["FI_PROVIDER_PATH"] = str(place)
+            break
     return wanted
 
 

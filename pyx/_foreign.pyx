@@ -1,8 +1,8 @@
 """Where the objects of other libraries keep what a call needs to know of them.
 
 Layer L2, below _array; the GIL is held, no locks. Neither CuPy nor torch has a C interface for these fields, and their
-structs change from release to release, so none is compiled in. Probes of known contents are made, on no GPU, and the one
-place is looked for that holds the right value in each of them. What is found nowhere, or in two places, makes the
+structs change from release to release, so none is compiled in. Probes of known contents are made, on no GPU, and the
+one place is looked for that holds the right value in each of them. What is found nowhere, or in two places, makes the
 layout unknown, and the library's attributes are read instead.
 """
 

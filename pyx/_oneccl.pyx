@@ -1,10 +1,12 @@
 """oneCCL's C API on host buffers; layer L1.
 
-The library's own functions block, cannot be aborted and are for one thread at a time: include/hetccl/ccl_oneccl.h makes
+The library's own functions block, cannot be aborted and are for one thread at a time: include/hetccl/oneccl_thread.h makes
 all calls on a thread of its own, so that waits here have a time-out as with NCCL. Source: oneapi/ccl.h of 2022.2.
 """
 
 import os
+
+from libc.stdint cimport uint64_t
 
 from hetccl._ccl cimport Ccl, ccl_fill, hetccl_ccl_t
 from hetccl._dl cimport Library
@@ -12,7 +14,8 @@ from hetccl._dl cimport Library
 from hetccl._dl import Library as _Library
 from hetccl.errors import LibraryNotFound, OneCclError
 
-cdef extern from "hetccl/ccl_oneccl.h" nogil:
+cdef extern from "hetccl/oneccl_thread.h" nogil:
+    uint64_t hetccl_oneccl_ndone() noexcept
     void hetccl_oneccl_adapt(hetccl_ccl_t* table) noexcept
 
 SONAMES = ("libccl.so.2",)
@@ -69,6 +72,11 @@ def open(override=None, folders=()):
     hetccl_oneccl_adapt(ccl.table)
     opened = ccl
     return opened
+
+
+def ndone():
+    """How many calls of the library have ended in this process, making and freeing communicators among them: int."""
+    return hetccl_oneccl_ndone()
 
 
 cdef int open_part(Library front, str part) except -1:

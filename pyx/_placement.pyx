@@ -8,8 +8,8 @@ that buffer's device is the communicator's. The GIL is held.
 from libc.stdint cimport uint8_t, uintptr_t
 
 from hetccl._abi cimport (
-    HETCCL_AVG, HETCCL_BOOL, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_MEM_CUDA, HETCCL_MEM_HIP, HETCCL_MEM_HOST,
-    HETCCL_SUM, HETCCL_UINT8,
+    HETCCL_AVG, HETCCL_BOOL, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_MAX, HETCCL_MEM_CUDA,
+    HETCCL_MEM_HIP, HETCCL_MEM_HOST, HETCCL_MIN, HETCCL_SUM, HETCCL_UINT8,
 )
 from hetccl._arguments cimport refuse_stream, whole
 from hetccl._array cimport DEVICE_UNKNOWN
@@ -28,7 +28,6 @@ from hetccl._calls import CALLS
 from hetccl.errors import CommClosed
 
 cdef dict VENDORS = {HETCCL_MEM_CUDA: "nvidia", HETCCL_MEM_HIP: "amd"}
-cdef dict KINDS = {"nvidia": HETCCL_MEM_CUDA, "amd": HETCCL_MEM_HIP}
 cdef tuple NAMES = ("host", "CUDA", "HIP", "oneAPI")  # by HETCCL_MEM_*
 
 # What the libraries for host buffers have as one function; the engine has all.
@@ -119,15 +118,20 @@ cdef class Placement(Endpoint):
             return 0
         if choice.kind == KIND_PREMUL or choice.code == HETCCL_AVG:  # scaled before, or divided after
             plain.kind, plain.code = KIND_BUILTIN, HETCCL_SUM
-        # oneCCL has no float8.
-        if launch_reduces(&request.launch, dtype, &plain) and request.launch.dtype < HETCCL_FLOAT8_E4M3:
+        if not launch_reduces(&request.launch, dtype, &plain):
+            return 0
+        # oneCCL drops NaNs, on one rank or the other, and has no float8.
+        drops_nan = request.launch.dtype >= HETCCL_FLOAT16 and plain.code in (HETCCL_MIN, HETCCL_MAX)
+        if request.launch.dtype < HETCCL_FLOAT8_E4M3 and not drops_nan:
             request.vendor = self.host_vendor
             if choice.code == HETCCL_AVG:
                 request.launch.divide, request.launch.divisor = choice.reduce, self.size
         return 0
 
     cdef int offer_movement(self, Request request) except -1:
-        if self.host_vendor is not None and request.work.call in HOST_CALLS:
+        # An Alltoall in place would be a group of messages, which our table of oneCCL has not.
+        cdef bint is_exchange_in_place = request.work.call == ALLTOALL and request.send.owner == NULL
+        if self.host_vendor is not None and request.work.call in HOST_CALLS and not is_exchange_in_place:
             request.vendor = self.host_vendor
         return 0
 
@@ -230,10 +234,9 @@ cdef class Placement(Endpoint):
     def _connect(self, device):
         """Set the vendor's library up for this device. Collective."""
         index = whole(device, "device")
-        name = self.members[self.rank].vendor
-        if name not in KINDS:
-            raise ValueError(f"device: {index} was given, but rank {self.rank} has no GPU")
-        self.connect(KINDS[name], index, CONNECT)
+        # A rank that shows no GPU hears from the loader what is missing, and so do the others.
+        kind = HETCCL_MEM_HIP if self.members[self.rank].vendor == "amd" else HETCCL_MEM_CUDA
+        self.connect(kind, index, CONNECT)
 
     def _use_host_library(self):
         """Set oneCCL up for host buffers, if the user wants it. Collective."""

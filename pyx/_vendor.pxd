@@ -33,7 +33,7 @@ cdef extern from "hetccl/watch.h" nogil:
     void* hetccl_watch_take(hetccl_watch_t* watch)
     int hetccl_watch_abort(hetccl_watch_t* watch, void* comm)
     int hetccl_watch_ask(hetccl_watch_t* watch, int* has_gone)
-    int hetccl_watch_ended(const hetccl_watch_t* watch)
+    int hetccl_watch_ended(hetccl_watch_t* watch)
     int64_t hetccl_now_ns()
     void* hetccl_watch_hold(hetccl_watch_t* watch)
     void hetccl_watch_release(hetccl_watch_t* watch)

@@ -44,9 +44,9 @@ cdef enum:
     LONGEST_PAUSE_NS = 1000000
     # The kernel tells of a peer's end a little after the library has noticed that its connection broke.
     PEER_NEWS_NS = 300000000
-    # Codes by which NCCL, RCCL (4, 5) and oneCCL (4, 5) blame the caller: no peer's end is behind those.
-    INVALID_ARGUMENT = 4
-    INVALID_USAGE = 5
+    # The codes of NCCL and RCCL that a broken connection has.
+    SYSTEM_ERROR = 2
+    REMOTE_ERROR = 6
 
 # Longer waits than this many seconds (285 years) do not fit into nanoseconds.
 LONGEST_S = 9e9
@@ -465,24 +465,25 @@ cdef class VendorComm:
 
     cdef int raise_late(self, str call, str function) except -1:
         raise CommTimeout(f"{call}: {self.ccl.name}'s {self.ccl.symbol(function)} has been in progress for "
-                          f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT): a rank of the island has not come to the same "
-                          "call, or cannot be reached", call=call)
+                          f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT): a rank of the island has not come to the "
+                          "same call, or cannot be reached", call=call)
 
     cdef int raise_code(self, int code, str call, str function) except -1:
         """Raise what a code means; a peer's end, where there is one behind it."""
         cdef int peer = HETCCL_WATCH_NOBODY
         cdef int64_t until = hetccl_now_ns() + PEER_NEWS_NS
-        if code != HETCCL_MISSING and code != INVALID_ARGUMENT and code != INVALID_USAGE:
+        error = self.ccl.error_of(code, call, function, None)
+        if code == SYSTEM_ERROR or code == REMOTE_ERROR:
             with nogil:
                 peer = hetccl_watch_ended(&self.watch)
                 while peer == HETCCL_WATCH_NOBODY and self.watch.npeers > 0 and hetccl_now_ns() < until:
                     hetccl_pause(LONGEST_PAUSE_NS)
                     peer = hetccl_watch_ended(&self.watch)
         if peer != HETCCL_WATCH_NOBODY:
-            raise PeerError(f"{call}: rank {peer} has ended", call=call, code=code, peer=peer)
-        if self.handle == NULL and code != HETCCL_MISSING:
+            raise PeerError(f"{call}: rank {peer} has ended", call=call, code=code, peer=peer) from error
+        if self.lost or self.aborted or self.closed and self.handle == NULL:
             self.raise_ended(call)
-        raise self.ccl.error_of(code, call, function, None)
+        raise error
 
     def __dealloc__(self):
         # The library's communicator is left to the end of the process: freeing it may wait for the other ranks.

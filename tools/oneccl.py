@@ -44,10 +44,11 @@ LIBRARIES = (
         {name: name for name in ("include/oneapi/ccl/v2/types.h", "include/oneapi/ccl.h")},
     ),
 )
+# In a folder of its own: Open MPI's wheel has another libfabric, and would find this one first in lib.
 FABRIC = Wheel(
     "impi-rt==2021.18.1",
     "51ca89c1e64e60d86a7d40a7d6124312ba63aafc03fb6aacc140b3c66371d814",
-    {f"lib/lib{name}": f"lib/lib{name}" for name in ("tcp-fi.so", "shm-fi.so", "rxm-fi.so", "fabric.so.1")},
+    {f"lib/lib{name}": f"lib/libfabric/lib{name}" for name in ("tcp-fi.so", "shm-fi.so", "rxm-fi.so", "fabric.so.1")},
 )
 
 

@@ -1,9 +1,9 @@
-/* The watch over one communicator of a vendor's CCL (layer L2): a native thread that waits for the ends of the peers on
- * this host, and now and then asks the library for an error. Kernels that wait for a rank that died wait for ever, so the
- * watch aborts the communicator; streams then complete, and the next call says why.
+/* The watch over one communicator of a vendor's CCL (layer L2): a native thread that waits for the ends of the peers
+ * on this host, and now and then asks the library for an error. Kernels that wait for a rank that died wait for ever,
+ * so the watch aborts the communicator; streams then complete, and the next call says why.
  *
- * Whoever ends a communicator takes its handle away first, under the mutex: abort, close and the watch never end the same
- * one. The thread touches no Python object and never takes the GIL. */
+ * Whoever ends a communicator takes its handle away first, under the mutex: abort, close and the watch never end the
+ * same one. The thread touches no Python object and never takes the GIL. */
 #ifndef HETCCL_WATCH_H
 #define HETCCL_WATCH_H
 
@@ -43,12 +43,13 @@ typedef struct hetccl_watch {
     int error;             /* the library's code; 0 if a peer is the reason */
     char text[HETCCL_WATCH_TEXT_BYTES]; /* the library's words for the error */
     int inside;            /* calls of the library under way */
-    pthread_mutex_t mutex; /* of the handle's end, and of async_error, which may finish work of the library */
+    pthread_mutex_t mutex; /* of the handle's end, the peers, and async_error, which may finish the library's work */
     pthread_t thread;
     int running;
     int wake_fd;
     hetccl_peer_t *peers;
     int npeers;
+    int first_ended; /* as lost_rank, from when it is noticed */
     struct hetccl_watch *next; /* in a list of the owners' */
 } hetccl_watch_t;
 
@@ -105,11 +106,15 @@ static inline int hetccl_peer_has_ended(const hetccl_peer_t *peer) {
     return peer->ticks != HETCCL_TICKS_UNKNOWN && ticks != HETCCL_TICKS_UNKNOWN && ticks != peer->ticks;
 }
 
-/* The rank of a peer on this host that has ended, or HETCCL_WATCH_NOBODY. */
-static inline int hetccl_watch_ended(const hetccl_watch_t *watch) {
-    for (int i = 0; i < watch->npeers; i++)
-        if (hetccl_peer_has_ended(&watch->peers[i])) return watch->peers[i].rank;
-    return HETCCL_WATCH_NOBODY;
+/* The rank of the peer on this host that has ended, or HETCCL_WATCH_NOBODY; the first one found, for others end because
+ * of it. */
+static inline int hetccl_watch_ended(hetccl_watch_t *watch) {
+    pthread_mutex_lock(&watch->mutex);
+    for (int i = 0; i < watch->npeers && watch->first_ended == HETCCL_WATCH_NOBODY; i++)
+        if (hetccl_peer_has_ended(&watch->peers[i])) watch->first_ended = watch->peers[i].rank;
+    int rank = watch->first_ended;
+    pthread_mutex_unlock(&watch->mutex);
+    return rank;
 }
 
 /* End the communicator because of a peer or an error, unless its owner has. */
@@ -176,7 +181,7 @@ static inline void hetccl_peer_open(hetccl_peer_t *peer) {
 static inline void hetccl_watch_init(hetccl_watch_t *watch, const hetccl_ccl_t *ccl, const hetccl_runtime_t *gpu,
                                      int device, void **handle, int *lost) {
     *watch = (hetccl_watch_t){.ccl = ccl, .gpu = gpu, .device = device, .handle = handle, .lost = lost};
-    watch->lost_rank = HETCCL_WATCH_NOBODY;
+    watch->lost_rank = watch->first_ended = HETCCL_WATCH_NOBODY;
     watch->wake_fd = -1;
     pthread_mutex_init(&watch->mutex, NULL);
 }
@@ -188,6 +193,7 @@ static inline void hetccl_watch_close(hetccl_watch_t *watch) {
     if (awake) pthread_join(watch->thread, NULL);
     if (watch->running && !awake) return;
     watch->running = 0;
+    pthread_mutex_lock(&watch->mutex);
     for (int i = 0; i < watch->npeers; i++)
         if (watch->peers[i].fd >= 0) close(watch->peers[i].fd);
     if (watch->wake_fd >= 0) close(watch->wake_fd);
@@ -195,6 +201,7 @@ static inline void hetccl_watch_close(hetccl_watch_t *watch) {
     free(watch->peers);
     watch->peers = NULL;
     watch->npeers = 0;
+    pthread_mutex_unlock(&watch->mutex);
 }
 
 static inline void hetccl_watch_unlink(hetccl_watch_t **list, hetccl_watch_t *watch) {

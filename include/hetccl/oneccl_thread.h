@@ -1,4 +1,5 @@
-/* oneCCL's calls on host buffers, behind the table of ccl.h (layer L1); included by _oneccl.pyx alone.
+/* oneCCL's calls on host buffers, behind the table of ccl.h (layer L1). Included by _oneccl.pyx alone: it holds what is
+ * there once per process.
  *
  * They return only when all ranks have come, nothing ends one that waits, and two threads inside the library crash it
  * (seen with 2022.2). So one thread per process, started by the first call, makes them all: the table's functions post a
@@ -6,8 +7,8 @@
  * the job to the thread, with its buffers: they must outlive it. Jobs of all communicators run in the order of posting.
  *
  * No function here needs or takes the GIL. The mutex is held for a few instructions, never while the library runs. */
-#ifndef HETCCL_CCL_ONECCL_H
-#define HETCCL_CCL_ONECCL_H
+#ifndef HETCCL_ONECCL_THREAD_H
+#define HETCCL_ONECCL_THREAD_H
 
 #include <pthread.h>
 #include <signal.h>
@@ -17,30 +18,18 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "hetccl/ccl.h"
+#include "hetccl/oneccl.h"
 
-/* Codes: oneapi/ccl/v2/types.h; the last two are ours. */
-enum {
-    HETCCL_ONECCL_INVALID_USAGE = 5,
-    HETCCL_ONECCL_IN_PROGRESS = 6,
-    HETCCL_ONECCL_NO_MEMORY = 9,
-    HETCCL_ONECCL_STUCK = 1000,
-    HETCCL_ONECCL_FORKED = 1001
-};
+/* Codes of ours, beside the library's. */
+enum { HETCCL_ONECCL_STUCK = 1000, HETCCL_ONECCL_FORKED = 1001 };
 
-enum { HETCCL_ONECCL_ID_BYTES = 4096, HETCCL_ONECCL_MESSAGE_CHARS = 512 };
+enum { HETCCL_ONECCL_MESSAGE_CHARS = 512 };
+
+enum { HETCCL_ONECCL_UNIQUE_ID, HETCCL_ONECCL_INIT }; /* of hetccl_ccl_t's raw */
 
 /* How long one question for the outcome waits, and how long a new id, which needs no other rank. */
 #define HETCCL_ONECCL_POLL_NS (10 * INT64_C(1000000))
 #define HETCCL_ONECCL_ID_NS (5 * INT64_C(1000000000))
-
-typedef struct hetccl_oneccl_id {
-    char bytes[HETCCL_ONECCL_ID_BYTES];
-} hetccl_oneccl_id_t;
-
-typedef int hetccl_oneccl_unique_id_fn(hetccl_oneccl_id_t *id);
-typedef int hetccl_oneccl_init_fn(void **comm, size_t nranks, hetccl_oneccl_id_t id, int rank);
-enum { HETCCL_ONECCL_UNIQUE_ID, HETCCL_ONECCL_INIT }; /* of hetccl_ccl_t's raw */
 
 typedef enum hetccl_oneccl_job {
     HETCCL_ONECCL_JOB_UNIQUE_ID,
@@ -85,7 +74,8 @@ static struct {
     pid_t pid;                           /* the process that has the thread; 0: none yet */
     hetccl_oneccl_comm_t *first, **last; /* queue */
     hetccl_oneccl_comm_t *running;
-    int stuck; /* the job that runs was given up */
+    int stuck;       /* the job that runs was given up */
+    uint64_t ndone; /* jobs */
 } hetccl_oneccl = {.mutex = PTHREAD_MUTEX_INITIALIZER, .posted = PTHREAD_COND_INITIALIZER};
 
 static inline int hetccl_oneccl_run(hetccl_oneccl_comm_t *c) {
@@ -132,6 +122,7 @@ static inline void *hetccl_oneccl_main(void *unused) {
         strncpy(comm->message, text ? text : "", sizeof comm->message - 1);
         pthread_mutex_lock(&hetccl_oneccl.mutex);
         hetccl_oneccl.running = NULL;
+        hetccl_oneccl.ndone++;
         comm->code = code;
         if (comm->ownerless) {
             hetccl_oneccl.stuck = 0;
@@ -331,30 +322,23 @@ static inline int hetccl_oneccl_destroy(void *comm_) {
     return code;
 }
 
-/* Names of oneapi/ccl/v2/types.h: the library's own texts know less. */
 static inline const char *hetccl_oneccl_error_text(int code) {
-    switch (code) {
-        case 0: return "onecclSuccess";
-        case 1: return "onecclError";
-        case 2: return "onecclSystemError";
-        case 3: return "onecclInternalError";
-        case 4: return "onecclInvalidArgument";
-        case HETCCL_ONECCL_INVALID_USAGE: return "onecclInvalidUsage";
-        case HETCCL_ONECCL_IN_PROGRESS: return "onecclInProgress";
-        case 7: return "onecclFailureGPU";
-        case 8: return "onecclFailureCPU";
-        case HETCCL_ONECCL_NO_MEMORY: return "onecclAllocFailureCPU";
-        case 10: return "onecclAllocFailureGPU";
-        case 11: return "onecclPluginException";
-        case 12: return "onecclNotImplemented";
-        case HETCCL_ONECCL_STUCK: return "an earlier call that was given up still keeps oneCCL busy in this process";
-        case HETCCL_ONECCL_FORKED: return "oneCCL was started before this process was forked";
-        default: return "a code that oneCCL 2022.2 does not have";
-    }
+    if (code == HETCCL_ONECCL_STUCK) return "an earlier call that was given up still keeps oneCCL busy in this process";
+    if (code == HETCCL_ONECCL_FORKED) return "oneCCL was started before this process was forked";
+    const char *name = hetccl_oneccl_result_name(code);
+    return name ? name : "a code that oneCCL 2022.2 does not have";
 }
 
 static inline const char *hetccl_oneccl_last_error(void *comm) {
     return comm ? ((hetccl_oneccl_comm_t *)comm)->message : "";
+}
+
+/* Calls of the library that have ended in this process. */
+static inline uint64_t hetccl_oneccl_ndone(void) {
+    pthread_mutex_lock(&hetccl_oneccl.mutex);
+    uint64_t ndone = hetccl_oneccl.ndone;
+    pthread_mutex_unlock(&hetccl_oneccl.mutex);
+    return ndone;
 }
 
 /* Take the library's own functions, which fill the table, and put those of this file in their places. */
