@@ -22,7 +22,7 @@ from hetccl._layout cimport Part
 from hetccl._mailbox cimport ANY
 from hetccl._op cimport KIND_BUILTIN, KIND_PREMUL, KIND_USER
 from hetccl._request cimport Letter
-from hetccl._stream cimport stream_await, stream_is_current, stream_of
+from hetccl._stream cimport stream_for
 
 from hetccl._calls import CALLS
 from hetccl.errors import CommClosed
@@ -72,14 +72,9 @@ cdef class Placement(Endpoint):
         for i in range(2):
             if spans[i].owner != NULL:
                 self.check_device(spans[i], "recvbuf" if i == 0 else "sendbuf")
-        request.launch.stream = stream_of(request.stream, <object>span.owner, vendor.runtime, vendor.device)
-        request.library_holds = True
-        for i in range(2):
-            if spans[i].owner != NULL:
-                obj = <object>spans[i].owner
-                stream_await(request.launch.stream, obj, vendor.runtime)
-                if not stream_is_current(request.launch.stream, obj, vendor.runtime, vendor.device):
-                    request.library_holds = False
+        other = <object>spans[1].owner if span == spans[0] and spans[1].owner != NULL else None
+        request.launch.stream = stream_for(request.stream, <object>span.owner, other, vendor.runtime, vendor.device,
+                                           &request.library_holds)
         request.vendor, request.gpu, request.device = vendor, vendor.gpu, vendor.device
         return 0
 
