@@ -55,12 +55,14 @@ def sight(settings):
     if not devices:
         return Sight((), None, None)
     vendor = devices[0].vendor
-    return Sight(devices, _open_runtime(vendor, settings), _open_ccl(vendor, settings))
+    return Sight(devices, _open(RUNTIMES[vendor], vendors.open_runtime, vendor, settings), _open_ccl(vendor, settings))
 
 
 def open_found(names, settings):
-    """The runtimes and CCLs among `names`, of libraries.LIBRARIES, as tables: list of Opened."""
-    runtimes = [_open_runtime(vendor, settings) for vendor, name in RUNTIMES.items() if name in names]
+    """The runtimes and CCLs among `names`, of libraries.LIBRARIES, as tables: list of Opened. No driver is started."""
+    runtimes = [
+        _open(name, vendors.load_runtime, vendor, settings) for vendor, name in RUNTIMES.items() if name in names
+    ]
     return runtimes + [_open_ccl(vendor, settings) for vendor, name in CCLS.items() if name in names]
 
 
@@ -91,14 +93,19 @@ def job_checks(members, sights, needed):
 
 
 def device_of(members, sights, rank):
-    """Index of the GPU that doctor tries on a rank, None without one: neighbours on a host take different ones."""
-    here = [peer for peer, member in enumerate(members) if member.machine == members[rank].machine]
-    count = len(sights[rank].devices)
-    return here.index(rank) % count if count else None
+    """Index of the GPU that doctor tries on a rank, None without one.
 
-
-def _open_runtime(vendor, settings):
-    return _open(RUNTIMES[vendor], vendors.open_runtime, vendor, settings)
+    It is the first that no lower rank of the host takes; ranks may see the same GPUs in different orders.
+    """
+    taken = set()
+    chosen = None
+    for peer in range(rank + 1):
+        devices = sights[peer].devices
+        if members[peer].machine == members[rank].machine and devices:
+            free = [index for index, device in enumerate(devices) if device not in taken]
+            chosen = free[0] if free else 0
+            taken.add(devices[chosen])
+    return chosen if sights[rank].devices else None
 
 
 def _open_ccl(vendor, settings):

@@ -52,6 +52,7 @@ def libraries(monkeypatch):
 
     def make(runtime, ccl):
         monkeypatch.setattr(gpu.vendors, "open_runtime", runtime)
+        monkeypatch.setattr(gpu.vendors, "load_runtime", runtime)
         monkeypatch.setattr(gpu.vendors, "open_ccl", ccl)
         monkeypatch.setattr(topology, "devices", lambda settings: GPUS[:1])
         return gpu.sight(config.Config())
@@ -153,6 +154,8 @@ def test_device_to_try():
     members = [NVIDIA, replace(NVIDIA, machine="n1/boot"), NVIDIA, NVIDIA, MEMBER]
     sights = [sight(*GPUS[:2]), sight(GPUS[0]), sight(*GPUS[:2]), sight(*GPUS[:2]), sight()]
     assert [gpu.device_of(members, sights, rank) for rank in range(5)] == [0, 0, 1, 0, None]
+    permuted = [sight(*GPUS[:2]), sight(*GPUS[1::-1])]
+    assert [gpu.device_of([NVIDIA] * 2, permuted, rank) for rank in range(2)] == [0, 0]
 
 
 def test_functions_that_are_needed_exist():
