@@ -15,7 +15,8 @@ from hetccl import config, topology
 from hetccl.cli import gpu, info
 from hetccl.errors import LibraryNotFound
 
-INCLUDE = Path(__file__).resolve().parents[2] / "include" / "hetccl"
+ROOT = Path(__file__).resolve().parents[2]
+INCLUDE = ROOT / "include" / "hetccl"
 GPUS = tuple(topology.Device("nvidia", "NVIDIA H200", f"0000:{bus}:00.0", f"GPU-{bus}") for bus in (18, 29, 54))
 RUNTIME = gpu.Opened("CUDA driver", "13.0", "/lib/libcuda.so.1", "system")
 CCL = gpu.Opened("NCCL", "2.28.9", "/lib/libnccl.so.2", "wheel")
@@ -206,6 +207,13 @@ def test_libraries_that_work(on_fakes, options):
     assert status == 0
     assert checks["GPU buffers"]["text"] == "Allreduce runs on NCCL 2.28.9: 2 ranks, one island"
     assert ("vendor's communicator" in checks["communicator"]["text"]) == bool(options)
+
+
+def test_the_page_has_a_row_for_each_check(on_fakes):
+    _, checks = on_fakes()
+    page = (ROOT / "docs" / "cli.md").read_text().partition("## doctor")[2].partition("## bench")[0]
+    rows = re.findall(r"^\| ([^|]+?)(?: \*)? \|", page, re.MULTILINE)
+    assert set(checks) <= {name for row in rows for name in row.split(", ")}
 
 
 @pytest.mark.parametrize(
