@@ -14,6 +14,7 @@ from hetccl.libraries import LIBRARIES
 # By the names of libraries.LIBRARIES: the runtime and the CCL of a vendor.
 RUNTIMES = {"nvidia": "CUDA driver", "amd": "HIP"}
 CCLS = {"nvidia": "NCCL", "amd": "RCCL"}
+KNOWN = {known.name: known for known in LIBRARIES}
 # Functions of the two tables without which some call raises. What else may be missing has a substitute (all_to_all is
 # then a group of sends and receives), or is not called by this version.
 NEEDED = {
@@ -116,15 +117,16 @@ def _open(name, opener, vendor, settings):
     try:
         table = opener(vendor, settings)
     except HetcclError as error:
-        return Opened(name, problem=job.first_line(error))
+        override = KNOWN[name].override(settings)
+        told = job.first_line(error)
+        return Opened(name, problem=f"{told} as {override}" if override and override not in told else told)
     library = table.library
     return Opened(name, table.version, library.path, library.origin, tuple(table.missing()))
 
 
 def _library_check(opened, bad):
-    (known,) = (known for known in LIBRARIES if known.name == opened.name)
     if opened.problem:
-        advice = f"install it, or name its file by HETCCL_{known.setting.upper()}"
+        advice = f"install it, or name its file by HETCCL_{KNOWN[opened.name].setting.upper()}"
         return Check(opened.name, bad, opened.problem, advice)
     found = f"{opened.version} {opened.path} ({opened.origin})".strip()
     if opened.missing:

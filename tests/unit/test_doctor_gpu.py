@@ -228,6 +228,12 @@ def test_only_gpu_touches_a_gpu(on_fakes, env):
     assert (status, checks["communicator"]["status"]) == (1, "fail")
 
 
+def test_a_wrong_path(on_fakes):
+    status, checks = on_fakes(HETCCL_NCCL_LIB="/nowhere/libnccl.so.2")
+    assert (status, checks["NCCL"]["status"]) == (0, "warn")
+    assert "/nowhere/libnccl.so.2" in checks["NCCL"]["text"]
+
+
 def test_an_old_library(on_fakes):
     status, checks = on_fakes(FAKE_CCL_VERSION="21403")
     assert (status, checks["NCCL"]["status"], checks["GPU buffers"]["status"]) == (0, "warn", "warn")
