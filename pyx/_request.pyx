@@ -46,6 +46,10 @@ cdef Request request_new(type kind, Executor executor, object membership, int ca
     return request
 
 
+# Requests that ended before the library was done with their buffers, and those buffers; see outlive().
+cdef list abandoned = []
+
+
 # A blocking call's request lives for a microsecond.
 @cython.freelist(8)
 cdef class Request(Lists):
@@ -122,8 +126,23 @@ cdef class Request(Lists):
         """Let the vendor's library do it; True if nobody waits for it, or it is done."""
         self.compare()
         self.choose_stream()
-        launch_run(self.vendor, &self.launch)
+        try:
+            launch_run(self.vendor, &self.launch)
+        except BaseException:
+            self.outlive()
+            raise
         return self.note_queued(waits)
+
+    cdef int outlive(self) except -1:
+        """A call on host buffers that was given up may still be under way in the library, which cannot be stopped: its
+        buffers are kept for good."""
+        if not self.is_queued() and self.vendor.handle == NULL:
+            abandoned.append(self)
+            if self.send.owner != NULL:
+                abandoned.append(<object>self.send.owner)
+            if self.recv.owner != NULL:
+                abandoned.append(<object>self.recv.owner)
+        return 0
 
     cdef int choose_stream(self) except -1:
         """A persistent call goes to the stream that is current at its start."""
