@@ -256,9 +256,9 @@ cdef class VendorComm:
                 code = self.functions.deregister_buffer(handle, <void*>token)
         finally:
             self.leave(saved)
-        self.registered.discard(token)
         if code != 0:
             self.conclude(code, "deregister", "deregister_buffer")
+        self.registered.discard(token)
 
     def check(self, str call):
         """Raise what a call would raise because of the communicator: CommClosed, PeerError, NcclError and the like."""
