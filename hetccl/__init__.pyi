@@ -19,6 +19,7 @@ from hetccl._op import (
     Op,
     premul_sum,
 )
+from hetccl._placement import Registration
 from hetccl._request import Prequest, Request
 from hetccl._version import VERSION as __version__
 from hetccl.comm import Comm
@@ -39,6 +40,6 @@ from hetccl.errors import (
 __all__ = [
     "AVG", "BAND", "BOR", "BXOR", "IN_PLACE", "LAND", "LOR", "LXOR", "MAX", "MAXLOC", "MIN", "MINLOC", "PROD", "SUM",
     "Comm", "CommClosed", "CommTimeout", "GpuError", "HetcclError", "LibraryError", "LibraryNotFound", "Message",
-    "NcclError", "OneCclError", "Op", "PeerError", "Prequest", "RcclError", "Request", "SymbolNotFound", "__version__",
-    "premul_sum",
+    "NcclError", "OneCclError", "Op", "PeerError", "Prequest", "RcclError", "Registration", "Request", "SymbolNotFound",
+    "__version__", "premul_sum",
 ]  # fmt: skip

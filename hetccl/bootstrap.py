@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from hetccl import _buffer, _comm, _endpoint, _layout, _lists, _op, _shm, config, island, topology, vendors
+from hetccl import _buffer, _comm, _endpoint, _layout, _lists, _op, _shm, config, island, oneccl, topology, vendors
 from hetccl._version import VERSION
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
 from hetccl.plan import algorithms, build, select
@@ -97,17 +97,15 @@ class Membership:
         """Meet the other ranks in the vendor's library; see hetccl.island.
 
         exchange : callable, bytes -> every rank's bytes; collective
+        Returns  : VendorComm; None: host buffers stay with the engine
         """
-        return island.open_island(
-            vendor,
-            device,
-            self.rank,
-            self.size,
-            self.members,
-            self.settings,
-            lambda value: [pickle.loads(card) for card in exchange(pickle.dumps(value))],
-            call,
-        )
+
+        def gather(value):
+            return [pickle.loads(card) for card in exchange(pickle.dumps(value))]
+
+        if vendor == topology.HOST and not oneccl.prepare(self.members, self.rank, self.settings, gather):
+            return None
+        return island.open_island(vendor, device, self.rank, self.size, self.members, self.settings, gather, call)
 
     def peers_of(self, child):
         """(rank in it, pid) of the other ranks of a communicator that was made of this one; see VendorComm."""
@@ -119,7 +117,11 @@ class Membership:
 
     def device_of(self, vendor, address):
         """Index of the device whose memory it is; 0 for memory that the vendor's runtime does not know."""
-        return max(0, vendors.open_runtime(vendor, self.settings).pointer(address)["device"])
+        try:
+            runtime = vendors.open_runtime(vendor, self.settings)
+        except HetcclError:
+            return 0  # open_island meets it again, and tells the other ranks
+        return max(0, runtime.pointer(address)["device"])
 
     def fill_status(self, status, source, tag, nbytes):
         """Write the outcome of a receive into an MPI.Status, as MPI_Recv would."""

@@ -91,7 +91,8 @@ cdef class Runtime:                      # one per vendor and process; its table
     cdef int nrows
     cdef dict hints                      # error code -> what to do
 
-    # Raise GpuError for a code other than 0; SymbolNotFound for HETCCL_MISSING. call: the table's function, "event_record".
+    # Raise GpuError for a code other than 0; SymbolNotFound for HETCCL_MISSING. call: the table's function,
+    # "event_record".
     cdef int check(self, int code, str call) except -1
 
 # Look each symbol up in the library, and put its address, or that of its `absent`, where the symbol says.
@@ -99,5 +100,6 @@ cdef int symbols_fill(Library library, hetccl_symbol_t* symbols, int nsymbols) e
 
 # version and hints are Runtime's; the table and the symbols are kept, not copied.
 cdef Runtime runtime_new(
-    const hetccl_runtime_t* table, Library library, const hetccl_symbol_t* symbols, int nsymbols, str version, dict hints,
+    const hetccl_runtime_t* table, Library library, const hetccl_symbol_t* symbols, int nsymbols, str version,
+    dict hints,
 )

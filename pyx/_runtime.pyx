@@ -99,6 +99,11 @@ cdef class Runtime:
         """The address of a function of the table, as int."""
         return <uintptr_t> slot_address(self.table, name)
 
+    def check_code(self, int code, str name):
+        """Raise for what a function of the table answered, unless it is 0: GpuError; SymbolNotFound if missing."""
+        slot_address(self.table, name)
+        self.check(code, name)
+
     def symbols(self):
         """What the table was filled from: list of (function of the table, symbol, name found or "")."""
         return [(slot, symbol, found) for slot, symbol, found, _, _ in self._rows()]
@@ -179,7 +184,8 @@ cdef int symbols_fill(Library library, hetccl_symbol_t* symbols, int nsymbols) e
 
 
 cdef Runtime runtime_new(
-    const hetccl_runtime_t* table, Library library, const hetccl_symbol_t* symbols, int nsymbols, str version, dict hints,
+    const hetccl_runtime_t* table, Library library, const hetccl_symbol_t* symbols, int nsymbols, str version,
+    dict hints,
 ):
     cdef Runtime runtime = Runtime.__new__(Runtime)
     runtime.table = table

@@ -1,8 +1,8 @@
 """Which stream a call's device work is queued on, and what that stream must wait for.
 
-Layer L2, called with the GIL held; no other lock. How the objects of a type tell their stream is found out once per
-type (Producer, Handle) and kept. Libraries are looked up among the modules that the program has imported, never
-imported. The legacy default stream is NULL here, whatever number it came with.
+Layer L2, called with the GIL held; no other lock. How the arrays of a type tell their stream is found out once per type
+(Producer) and kept. Libraries are looked up among the modules that the program has imported, never imported. The legacy
+default stream is NULL here, whatever number it came with.
 """
 
 import sys
@@ -24,20 +24,18 @@ cdef extern from "hetccl/arrays.h" nogil:
         HETCCL_DL_ROCM
 
 cdef enum:
-    TYPES_MAX = 1024     # classes made at run time must not pile up
-    LEGACY = 1           # CU_STREAM_LEGACY, and hipStreamLegacy
-    PER_THREAD = 2       # CU_STREAM_PER_THREAD, and hipStreamPerThread
-    DEVICE_ANY = -1      # what CuPy says of its default and external streams
+    TYPES_MAX = 1024      # classes made at run time must not pile up
+    LEGACY = 1            # CU_STREAM_LEGACY, and hipStreamLegacy
+    PER_THREAD = 2        # CU_STREAM_PER_THREAD, and hipStreamPerThread
+    DEVICE_ANY = -1       # what CuPy says of its default and external streams
     PROTOCOL_VERSION = 0  # of __cuda_stream__
     HANDLE_BITS = 64
 
 # Raises by an exception alone: cupy_backends declares it now with an error value, now without.
 ctypedef intptr_t (*cupy_stream_t)(int device) except *
 ctypedef void* (*current_t)(Producer producer, Runtime runtime, int device) except? NULL
-ctypedef object (*handle_t)(object stream)
 
 cdef dict producers = {}  # type of an array -> Producer
-cdef dict handles = {}    # type of a stream -> Handle
 cdef dict events = {}     # (runtime's kind, device) -> address of the event that orders two streams
 
 
@@ -48,14 +46,8 @@ cdef class Producer:
     cdef current_t current              # NULL: the library has no current stream
     cdef cupy_stream_t cupy_stream      # of current_cupy_fast
     cdef hetccl_dlexchange_t* exchange  # of current_exchange
+    cdef object ask                     # the library's Python function, of current_cupy and current_torch
     cdef bint dlpack                    # the exporter itself orders a consumer's stream
-
-
-@cython.final
-cdef class Handle:
-    """How the streams of one type tell their handle."""
-
-    cdef handle_t of
 
 
 cdef void* stream_of(object stream, object obj, Runtime runtime, int device) except? NULL:
@@ -73,13 +65,46 @@ cdef bint stream_is_current(void* stream, object obj, Runtime runtime, int devic
 
 cdef int stream_await(void* stream, object obj, Runtime runtime) except -1:
     cdef Producer producer = producer_of(type(obj))
-    if producer.current != NULL or runtime.kind == HETCCL_MEM_HOST:
-        return 0
-    if producer.dlpack:
-        await_dlpack(stream, obj, runtime)
-    elif hasattr(obj, "__cuda_array_interface__"):
-        await_cai(stream, obj, runtime)
+    cdef int device = 0
+    if producer.current == NULL:
+        runtime.check(runtime.table.device_current(&device), "device_current")
+        order(producer, obj, stream, False, runtime, device)
     return 0
+
+
+cdef void* stream_for(
+    object stream, object obj, object other, Runtime runtime, int device, bint* library_holds,
+) except? NULL:
+    cdef Producer producer = producer_of(type(obj)), second = producer
+    cdef bint asked = stream is None and producer.current != NULL
+    cdef void* handle = NULL
+    if stream is not None:
+        handle = stream_given(stream, device)
+    elif asked:
+        handle = producer.current(producer, runtime, device)
+    library_holds[0] = order(producer, obj, handle, asked, runtime, device)
+    if other is not None and other is not obj:
+        if type(other) is not type(obj):
+            second = producer_of(type(other))
+        if not order(second, other, handle, asked and second is producer, runtime, device):
+            library_holds[0] = False
+    return handle
+
+
+cdef bint order(Producer producer, object obj, void* stream, bint current, Runtime runtime, int device) except -1:
+    """Let stream wait for what produces obj; True if obj's library orders what is done with its memory behind stream.
+
+    current: stream is known to be the current one of obj's library, if it has any.
+    """
+    if producer.current != NULL:
+        return current or producer.current(producer, runtime, device) == stream
+    if runtime.kind == HETCCL_MEM_HOST:
+        return False
+    if producer.dlpack:
+        await_dlpack(stream, obj, runtime, device)
+    elif hasattr(obj, "__cuda_array_interface__"):
+        await_cai(stream, obj, runtime, device)
+    return False
 
 
 cdef Producer producer_of(object cls):
@@ -100,15 +125,17 @@ cdef Producer producer_new(object cls):
     if is_of(cls, "cupy", "ndarray"):
         producer.cupy_stream = cupy_function()
         producer.current = current_cupy if producer.cupy_stream == NULL else current_cupy_fast
+        producer.ask = sys.modules["cupy"].cuda.get_current_stream
     elif producer.exchange != NULL and producer.exchange.current_stream != NULL:
         producer.current = current_exchange
     elif is_of(cls, "torch", "Tensor"):
         producer.current = current_torch
+        producer.ask = sys.modules["torch"].cuda.current_stream
     return producer
 
 
 cdef cupy_stream_t cupy_function() except? NULL:
-    """CuPy's own C function; NULL for a version that lacks it, which is asked by its Python function."""
+    """CuPy's own C function, since 14; NULL for a version that lacks it, which is asked by its Python function."""
     functions = getattr(sys.modules.get("cupy_backends.cuda.stream"), "__pyx_capi__", {})
     capsule = functions.get("get_stream_ptr")
     if capsule is None or not PyCapsule_IsValid(capsule, "intptr_t (int)"):
@@ -121,17 +148,18 @@ cdef void* current_cupy_fast(Producer producer, Runtime runtime, int device) exc
 
 
 cdef void* current_cupy(Producer producer, Runtime runtime, int device) except? NULL:
-    return canonical(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    return canonical(producer.ask(device).ptr)
 
 
 cdef void* current_exchange(Producer producer, Runtime runtime, int device) except? NULL:
     cdef void* stream = NULL
-    producer.exchange.current_stream(HETCCL_DL_ROCM if runtime.kind == HETCCL_MEM_HIP else HETCCL_DL_CUDA, device, &stream)
+    cdef int kind = HETCCL_DL_ROCM if runtime.kind == HETCCL_MEM_HIP else HETCCL_DL_CUDA
+    producer.exchange.current_stream(kind, device, &stream)
     return canonical(<intptr_t> stream)
 
 
 cdef void* current_torch(Producer producer, Runtime runtime, int device) except? NULL:
-    return canonical(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+    return canonical(producer.ask(device).cuda_stream)
 
 
 cdef void* canonical(intptr_t handle) noexcept nogil:
@@ -139,18 +167,35 @@ cdef void* canonical(intptr_t handle) noexcept nogil:
 
 
 cdef void* stream_given(object stream, int device) except? NULL:
-    cdef object number = stream, found
+    cdef object number = stream
     if not PyLong_CheckExact(stream):
-        found = handles.get(type(stream))
-        if found is None:
-            found = handle_new(stream)
-        number = (<Handle> found).of(stream)
+        number = handle_of(stream)
         check_device(stream, device)
     if not PyIndex_Check(number) or isinstance(number, bool):
         raise TypeError(f"stream: {type_name(stream)} has the handle {number!r}, which is no integer")
     if number < 0 or number >> HANDLE_BITS:
         raise ValueError(f"stream: {number} is no handle; 0 is the default stream, 2 the per-thread one")
     return canonical(<intptr_t> <uintptr_t> number)
+
+
+cdef object handle_of(object stream):
+    answer = getattr(stream, "__cuda_stream__", None)
+    if answer is not None:
+        if callable(answer):  # as the protocol has it; some have it as a property
+            answer = answer()
+        if not isinstance(answer, tuple) or len(answer) != 2 or answer[0] != PROTOCOL_VERSION:
+            raise TypeError(f"stream: __cuda_stream__ of {type_name(stream)} gives {answer!r}, not (0, handle)")
+        return answer[1]
+    if hasattr(stream, "cuda_stream"):
+        return stream.cuda_stream
+    if hasattr(stream, "ptr"):
+        return stream.ptr
+    if PyIndex_Check(stream) and not isinstance(stream, bool):
+        return int(stream)
+    raise TypeError(
+        f"stream: {type_name(stream)} is no stream; accepted are None (the array library's current stream), an int "
+        "(the handle), CuPy's and torch's streams, and objects with __cuda_stream__, .ptr or .cuda_stream"
+    )
 
 
 cdef int check_device(object stream, int device) except -1:
@@ -162,67 +207,18 @@ cdef int check_device(object stream, int device) except -1:
     return 0
 
 
-cdef Handle handle_new(object stream):
-    cdef Handle handle = Handle.__new__(Handle)
-    cls = type(stream)
-    if isinstance(stream, bool):
-        raise_no_stream(stream)
-    if hasattr(cls, "__cuda_stream__"):
-        handle.of = handle_protocol
-    elif hasattr(stream, "cuda_stream"):
-        handle.of = handle_torch
-    elif hasattr(stream, "ptr"):
-        handle.of = handle_cupy
-    elif PyIndex_Check(stream):
-        handle.of = handle_index
-    else:
-        raise_no_stream(stream)
-    if len(handles) >= TYPES_MAX:
-        handles.clear()
-    handles[cls] = handle
-    return handle
-
-
-cdef int raise_no_stream(object stream) except -1:
-    raise TypeError(
-        f"stream: {type_name(stream)} is no stream; accepted are None (the array library's current stream), an int (the "
-        "handle), CuPy's and torch's streams, and objects with __cuda_stream__, .ptr or .cuda_stream"
-    )
-
-
-cdef object handle_protocol(object stream):
-    answer = stream.__cuda_stream__
-    if callable(answer):  # as the protocol has it; some have it as a property
-        answer = answer()
-    if not isinstance(answer, tuple) or len(answer) != 2 or answer[0] != PROTOCOL_VERSION:
-        raise TypeError(f"stream: __cuda_stream__ of {type_name(stream)} gives {answer!r}, not (0, handle)")
-    return answer[1]
-
-
-cdef object handle_torch(object stream):
-    return stream.cuda_stream
-
-
-cdef object handle_cupy(object stream):
-    return stream.ptr
-
-
-cdef object handle_index(object stream):
-    return int(stream)
-
-
-cdef int await_dlpack(void* stream, object obj, Runtime runtime) except -1:
+cdef int await_dlpack(void* stream, object obj, Runtime runtime, int device) except -1:
     dlpack_await(obj, dlpack_number(stream, runtime.kind))
     if runtime.kind == HETCCL_MEM_HIP and <intptr_t> stream == PER_THREAD:
-        stream_follow(stream, NULL, runtime)
+        stream_follow(stream, NULL, runtime, device)
     return 0
 
 
 cdef object dlpack_number(void* stream, int kind):
     """The Array API standard's number of a consumer's stream.
 
-    CUDA: 1 is the default stream, 2 the per-thread one, 0 is illegal. ROCm: 0 is the default stream, 1 and 2 are illegal,
-    so that the per-thread one has no number: the exporter is given the default stream instead.
+    CUDA: 1 is the default stream, 2 the per-thread one, 0 is illegal. ROCm: 0 is the default stream, 1 and 2 are
+    illegal, so that the per-thread one has no number: the exporter is given the default stream instead.
     """
     cdef uintptr_t number = <uintptr_t> stream
     if kind == HETCCL_MEM_CUDA and number == 0:
@@ -232,28 +228,36 @@ cdef object dlpack_number(void* stream, int kind):
     return number
 
 
-cdef int await_cai(void* stream, object obj, Runtime runtime) except -1:
+cdef int await_cai(void* stream, object obj, Runtime runtime, int device) except -1:
     theirs = obj.__cuda_array_interface__.get("stream")
     if theirs is None:
         return 0
-    if not PyIndex_Check(theirs) or theirs <= 0:
+    if not PyIndex_Check(theirs) or theirs <= 0 or theirs >> HANDLE_BITS:
         raise ValueError(
-            f"{type_name(obj)}: the stream of its __cuda_array_interface__ is {theirs!r}; None, 1 (the default stream), "
-            "2 (the per-thread one) and handles are allowed"
+            f"{type_name(obj)}: the stream of its __cuda_array_interface__ is {theirs!r}; None, 1 (the default "
+            "stream), 2 (the per-thread one) and handles are allowed"
         )
     cdef void* other = canonical(<intptr_t> <uintptr_t> theirs)
-    return 0 if other == stream else stream_follow(stream, other, runtime)
+    return 0 if other == stream else stream_follow(stream, other, runtime, device)
 
 
-cdef int stream_follow(void* stream, void* other, Runtime runtime) except -1:
-    """Let what is queued on stream from now on wait for what is on `other` by now.
+cdef int stream_follow(void* stream, void* other, Runtime runtime, int device) except -1:
+    """Let what is queued on stream from now on wait for what is on `other` by now."""
+    cdef void* before = NULL
+    runtime.check(runtime.table.enter(device, &before), "enter")
+    try:
+        follow_by_event(stream, other, runtime, device)
+    finally:
+        runtime.table.leave(before)
+    return 0
 
-    A wait refers to the event as it is when the wait is queued, so one event per device serves all calls: the GIL keeps
-    recording and waiting together.
+
+cdef int follow_by_event(void* stream, void* other, Runtime runtime, int device) except -1:
+    """A wait refers to the event as it is when the wait is queued, so one event per device serves all calls.
+
+    The GIL keeps recording and waiting together.
     """
-    cdef int device = 0
     cdef void* event = NULL
-    runtime.check(runtime.table.device_current(&device), "device_current")
     found = events.get((runtime.kind, device))
     if found is None:
         runtime.check(runtime.table.event_create(&event), "event_create")
@@ -271,11 +275,14 @@ def describe(stream, obj, Runtime runtime not None, int device):
     return {"handle": <uintptr_t> handle, "current": stream_is_current(handle, obj, runtime, device)}
 
 
-def follow(stream, obj, Runtime runtime not None, int device):
-    """Let the stream that a call on obj would be queued on wait for what produces obj; its handle."""
-    cdef void* handle = stream_of(stream, obj, runtime, device)
-    stream_await(handle, obj, runtime)
-    return <uintptr_t> handle
+def follow(stream, obj, Runtime runtime not None, int device, other=None):
+    """Let the stream that a call on obj and other is queued on wait for what produces them.
+
+    {"handle": int; "holds": bool, whether their libraries order what is done with their memory behind that stream}
+    """
+    cdef bint holds = False
+    cdef void* handle = stream_for(stream, obj, other, runtime, device, &holds)
+    return {"handle": <uintptr_t> handle, "holds": holds}
 
 
 def dlpack_argument(uintptr_t handle, int kind):

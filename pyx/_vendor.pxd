@@ -22,6 +22,8 @@ cdef extern from "hetccl/watch.h" nogil:
     ctypedef struct hetccl_watch_t:
         int lost_rank
         int error
+        int timed_out
+        int64_t timeout_ns
         int npeers
         char* text
         hetccl_watch_t* next

@@ -143,6 +143,7 @@ cdef class VendorComm:
             raise MemoryError("the peers of a communicator")
         for i in range(npeers):
             found[i].rank, found[i].pid = peers[i]
+        self.watch.timeout_ns = self.timeout_ns
         error = hetccl_watch_open(&self.watch, found, npeers)
         if error != 0:
             self.abort()
@@ -423,6 +424,10 @@ cdef class VendorComm:
         if self.lost and peer != HETCCL_WATCH_NOBODY:
             raise PeerError(f"{call}: rank {peer} has ended; {self.ccl.name}'s communicator was aborted and cannot be "
                             "used any more", call=call, peer=peer)
+        if self.watch.timed_out:
+            raise CommTimeout(f"{call}: a call was inside {self.ccl.name} for {self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT): "
+                              "a rank of the island has not come to the same call, or cannot be reached; the "
+                              "communicator was aborted", call=call)
         if self.lost:
             detail = (<bytes>(<char*>self.watch.text)).decode(errors="replace").strip()
             raise self.ccl.error_of(self.watch.error, call, "async_error", detail)

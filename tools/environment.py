@@ -17,6 +17,7 @@ import venv
 from pathlib import Path
 
 import debian
+import oneccl
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -180,6 +181,18 @@ def debians_mpi(state):
         shutil.rmtree(folder)
 
 
+def one_ccl(state):
+    """oneCCL for the CPU in .venv/lib, for the tests: nothing else needs it."""
+    if "no oneccl" in state or oneccl.present(VENV):
+        return
+    say("fetch oneCCL from Intel's wheels (130 to 260 MB, 8 MB stay), for the tests")
+    try:
+        oneccl.fetch(VENV)
+    except oneccl.FetchError as error:
+        say(f"no tests with oneCCL: {error}")
+        state["no oneccl"] = str(error)
+
+
 def compiler():
     """See to a C compiler and Python.h: the system's, else Debian's packages unpacked in .venv/toolchain."""
     if (VENV / "bin" / "cc").exists():
@@ -224,6 +237,9 @@ def main(extras):
     compiler()
     mpi(state)
     save(state)
+    if "test" in extras:
+        one_ccl(state)
+        save(state)
     # Its wheel loads any MPI; built for one, it loads no other.
     if "test" in extras and state.get("mpi4py fits all", True):
         other_mpis(state)

@@ -7,7 +7,7 @@ the job.
 import json
 from typing import NamedTuple
 
-from hetccl import topology
+from hetccl import oneccl, topology
 from hetccl._version import VERSION
 from hetccl.cli import gpu, host, job
 from hetccl.cli.host import Check
@@ -55,6 +55,7 @@ def run(args):
     mine = 0 if comm is None else comm.rank
     found = [
         *rank_checks(problem),
+        host_buffers(settings),
         *gpu.rank_checks(sights[mine], args.gpu),
         *checks,
         *_host_checks(comm, members, mine),
@@ -117,6 +118,18 @@ def rank_checks(problem):
         yield Check("configuration", "fail", line)
     if not problem:
         yield Check("configuration", "ok", "every HETCCL_* variable is known and well formed")
+
+
+def host_buffers(settings):
+    """Who runs collectives of host buffers inside an island. settings : config.Config."""
+    serves = oneccl.describe(settings)
+    if serves.problem:
+        advice = "name its file by HETCCL_ONECCL_LIB, or unset HETCCL_HOST_CCL"
+        return Check("host buffers", "fail", f"{serves.name} cannot be used: {job.first_line(serves.problem)}", advice)
+    if not serves.path:
+        return Check("host buffers", "ok", "hetccl's own algorithms")
+    found = f"{serves.name} {serves.version} {serves.path}"
+    return Check("host buffers", "ok", f"{found} in communicators of one island, hetccl's own for what it lacks")
 
 
 def job_checks(members):

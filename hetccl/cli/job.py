@@ -79,8 +79,7 @@ def communicator(comm, device=None):
 
     device : index of the GPU of the vendor's communicator beneath it; None: without one until it is needed
     """
-    with_device = {} if device is None else {"device": device}
-    return importlib.import_module("hetccl").Comm(comm, **with_device)
+    return importlib.import_module("hetccl").Comm(comm, device=device)
 
 
 def find_mpi(may_initialize):
@@ -113,6 +112,11 @@ def settings():
 def versions():
     """One line about this installation."""
     return f"hetccl {VERSION}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
+
+
+def first_line(error):
+    """What an error says, without the list of paths that were tried for a library."""
+    return str(error).partition("; tried:")[0].replace("\n", " ")
 
 
 def plural(number, noun):

@@ -41,7 +41,7 @@ typedef struct hetccl_runtime {
     int (*device_arch)(int device, char *text); /* "sm_90", "gfx942", HETCCL_ARCH_CHARS */
     const char *(*error_text)(int code);        /* "CUDA_ERROR_OUT_OF_MEMORY: out of memory" or the like; never NULL */
 
-    int (*alloc)(void **ptr, size_t nbytes);
+    int (*alloc)(void **ptr, size_t nbytes); /* here and below: nbytes above 0 */
     int (*dealloc)(void *ptr);
     int (*alloc_async)(void **ptr, size_t nbytes, void *stream);
     int (*dealloc_async)(void *ptr, void *stream);
@@ -52,7 +52,7 @@ typedef struct hetccl_runtime {
     int (*host_address)(void *ptr, void **on_device); /* where the device sees pinned or registered memory */
     int (*pointer)(const void *ptr, hetccl_pointer_t *about);
 
-    int (*copy_async)(void *dst, const void *src, size_t nbytes, void *stream); /* any direction */
+    int (*copy_async)(void *dst, const void *src, size_t nbytes, void *stream); /* any direction; 0 bytes need no address */
     /* count elements of width bytes (1, 2, 4 or 8), all of `value`'s low bytes. */
     int (*fill_async)(void *dst, uint64_t value, size_t width, size_t count, void *stream);
 

@@ -42,7 +42,6 @@ enum {
     X(dealloc_async, cuMemFreeAsync, NULL, "11.2", (void *ptr, void *stream))                                        \
     X(host_dealloc, cuMemFreeHost, NULL, "2.0", (void *ptr))                                                         \
     X(host_unregister, cuMemHostUnregister, NULL, "4.0", (void *ptr))                                                \
-    X(copy_async, cuMemcpyAsync, NULL, "4.0", (void *dst, const void *src, size_t nbytes, void *stream))             \
     X(stream_destroy, cuStreamDestroy_v2, NULL, "4.0", (void *stream))                                               \
     X(stream_query, cuStreamQuery, NULL, "2.0", (void *stream))                                                      \
     X(stream_synchronize, cuStreamSynchronize, NULL, "2.0", (void *stream))                                          \
@@ -74,6 +73,7 @@ enum {
     X(host_register, cuMemHostRegister_v2, "cuMemHostRegister", "6.5", (void *ptr, size_t nbytes, unsigned flags))   \
     X(host_address, cuMemHostGetDevicePointer_v2, NULL, "3.2", (void **on_device, void *ptr, unsigned flags))        \
     X(pointer, cuPointerGetAttributes, NULL, "7.0", (unsigned count, int *attributes, void **values, const void *ptr)) \
+    X(copy_async, cuMemcpyAsync, NULL, "4.0", (void *dst, const void *src, size_t nbytes, void *stream))             \
     X(fill_async, cuMemsetD8Async, NULL, "3.2", (void *dst, unsigned char value, size_t count, void *stream))        \
     X(fill_async, cuMemsetD16Async, NULL, "3.2", (void *dst, unsigned short value, size_t count, void *stream))      \
     X(fill_async, cuMemsetD32Async, NULL, "3.2", (void *dst, unsigned value, size_t count, void *stream))            \
@@ -211,6 +211,10 @@ static int hetccl_cuda_pointer(const void *ptr, hetccl_pointer_t *about) {
     return 0;
 }
 
+static int hetccl_cuda_copy_async(void *dst, const void *src, size_t nbytes, void *stream) {
+    return nbytes ? hetccl_cu.cuMemcpyAsync(dst, src, nbytes, stream) : 0;
+}
+
 static int hetccl_cuda_fill_async(void *dst, uint64_t value, size_t width, size_t count, void *stream) {
     if (!count) return 0;
     switch (width) {
@@ -279,6 +283,7 @@ static hetccl_runtime_t hetccl_cuda = {
     .host_register = hetccl_cuda_host_register,
     .host_address = hetccl_cuda_host_address,
     .pointer = hetccl_cuda_pointer,
+    .copy_async = hetccl_cuda_copy_async,
     .fill_async = hetccl_cuda_fill_async,
     .stream_create = hetccl_cuda_stream_create,
     .stream_wait_event = hetccl_cuda_stream_wait_event,

@@ -1,7 +1,7 @@
 /* HIP as a runtime (layer L1, used by _hip alone), releases 5, 6 and 7. Declared by hand from hip_runtime_api.h; no
- * header of ROCm's is needed. What differs between releases is decided by hipRuntimeGetVersion, and only prefixes of structs are
- * read. HIP remembers a thread's last error, and programs ask for it after their own kernels: errors that are answers
- * here (not ready, unknown memory) are taken back. */
+ * header of ROCm's is needed. What differs between releases is decided by hipRuntimeGetVersion, and only prefixes of
+ * structs are read. HIP remembers a thread's last error, and programs ask for it after their own kernels: errors that
+ * are answers here (not ready, unknown memory) are taken back. */
 #ifndef HETCCL_RUNTIME_HIP_H
 #define HETCCL_RUNTIME_HIP_H
 
@@ -113,7 +113,7 @@ enum {
     X(dmabuf_export, hipMemGetHandleForAddressRange, NULL, "7.0",                                                    \
       (void *handle, void *ptr, size_t nbytes, int type, unsigned long long flags))
 
-/* Of libhsa-runtime64, on which libamdhip64 stands: the fd is the whole allocation's, and offset is ptr's place there. */
+/* Of libhsa-runtime64, on which libamdhip64 stands. The fd is the whole allocation's, offset is ptr's place in it. */
 #define HETCCL_HIP_HSA(X)                                                                                            \
     X(dmabuf_export, hsa_amd_portable_export_dmabuf, NULL, "5.3",                                                    \
       (const void *ptr, size_t nbytes, int *fd, uint64_t *offset))
@@ -218,9 +218,11 @@ static const char *hetccl_hip_error_text(int code) {
     static _Thread_local char text[256];
     if (code >= HETCCL_HSA_FIRST) {
         snprintf(text, sizeof text, "HSA status 0x%x", (unsigned)code);
-    } else {
-        snprintf(text, sizeof text, "%s: %s", hetccl_hi.hipGetErrorName(code), hetccl_hi.hipGetErrorString(code));
+        return text;
     }
+    const char *name = hetccl_hi.hipGetErrorName(code), *words = hetccl_hi.hipGetErrorString(code);
+    int known = name && words && strcmp(name, words); /* HIP 5 has the name twice */
+    snprintf(text, sizeof text, "%s%s%s", name ? name : "unknown error", known ? ": " : "", known ? words : "");
     return text;
 }
 

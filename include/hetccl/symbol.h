@@ -2,9 +2,9 @@
  * which the macros below make the place for its address, the function that stands there if it is missing, and a row
  * that _runtime reads. A line is
  *     X(slot, symbol, older, release, parameters)
- * slot: of hetccl_runtime_t, served by this symbol, perhaps with others. symbol: its name in the library; older: its
- * name in older releases, or NULL. release: the library's first that has it. Symbols whose shape is the slot's go right into
- * the table; the others into a struct that adapters call. */
+ * slot: of hetccl_runtime_t, served by this symbol, perhaps with others. symbol: its name in the library. older: its
+ * name in older releases, or NULL. release: the library's first that has it. Symbols whose shape is the slot's go
+ * right into the table; the others into a struct that adapters call. */
 #ifndef HETCCL_SYMBOL_H
 #define HETCCL_SYMBOL_H
 

@@ -8,6 +8,7 @@ import ctypes
 import os
 
 import numpy as np
+
 from buffers import Cai, Dlpack1
 
 GUARD = 0x5C

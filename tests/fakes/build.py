@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / "build" / "fakes"
 # A fake has its model's soname, so that whoever asks the process for a copy that is loaded finds it.
-SONAMES = {"fakecuda": "libcuda.so.1", "fakeccl": "libnccl.so.2"}
+SONAMES = {"fakecuda": "libcuda.so.1", "fakehip": "libamdhip64.so.7", "fakeccl": "libnccl.so.2"}
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 
 

@@ -97,7 +97,10 @@ static number_t combine(int dtype, int op, number_t a, number_t b) {
 }
 
 static number_t divide(int dtype, number_t a, int n) {
-    uint64_t quotient = is_signed(dtype) ? (uint64_t)((int64_t)a.u / n) : a.u / (uint64_t)n;
+    char bytes[sizeof(uint64_t)];
+    store(dtype, a, bytes); /* a sum of integers wraps before it is divided */
+    uint64_t wrapped = load(dtype, bytes).u;
+    uint64_t quotient = is_signed(dtype) ? (uint64_t)((int64_t)wrapped / n) : wrapped / (uint64_t)n;
     return (number_t){rounded(dtype, a.f / n), quotient};
 }
 

@@ -12,14 +12,14 @@
 #define _GNU_SOURCE
 #include "fakecuda_memory.h"
 
-API long fakeCalls(const char *function) {
+EXPORT long fakeCalls(const char *function) {
     for (int i = 0; i < CALLS_MAX && calls[i].name; i++)
         if (!strcmp(calls[i].name, function)) return calls[i].count;
     return 0;
 }
 
 /* Let a stream look as if it were captured into a graph. */
-API void fakeStreamCapture(CUstream stream, int capturing) {
+EXPORT void fakeStreamCapture(CUstream stream, int capturing) {
     stream_of(stream)->capturing = capturing;
 }
 
@@ -34,7 +34,7 @@ API CUresult cuInit(unsigned int flags) {
 }
 
 API CUresult cuDriverGetVersion(int *version) {
-    *version = setting("FAKE_CUDA_VERSION", 13000);
+    *version = setting(PREFIX "VERSION", 13000);
     return injected(__func__);
 }
 
@@ -67,7 +67,7 @@ API CUresult cuDeviceGetCount(int *count) {
 API CUresult cuDeviceGetPCIBusId(char *text, int nchars, CUdevice device) {
     BEGIN(0);
     if (physical(device) < 0) return BAD_DEVICE;
-    snprintf(text, (size_t)nchars, "0000:%02X:00.0", 0x3B + physical(device));
+    snprintf(text, (size_t)nchars, "0000:%02X:00.0", FIRST_BUS + physical(device));
     return OK;
 }
 
@@ -180,19 +180,25 @@ API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuin
     return OK;
 }
 
-API CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
-    BEGIN(1);
-    if (!stream_of(stream)) return BAD_HANDLE;
-    if (address % 4 || flags) return INVALID; /* only GEQ */
+/* Until *word has reached value: the CUDA way, by the sign of the difference, or the HIP way, as plain numbers. */
+static int wait_for(const uint32_t *word, uint32_t value, int wraps) {
     struct timespec start, now;
+    int limit_ms = setting(PREFIX "WAIT_MS", 20000);
     clock_gettime(CLOCK_MONOTONIC, &start);
-    int limit_ms = setting("FAKE_CUDA_WAIT_MS", 20000);
-    while ((int32_t)(__atomic_load_n((uint32_t *)address, __ATOMIC_SEQ_CST) - value) < 0) {
+    for (;;) {
+        uint32_t got = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+        if (wraps ? (int32_t)(got - value) >= 0 : got >= value) return OK;
         clock_gettime(CLOCK_MONOTONIC, &now);
         if ((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000 >= limit_ms) return TIMED_OUT;
         sched_yield();
     }
-    return OK;
+}
+
+API CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
+    BEGIN(1);
+    if (!stream_of(stream)) return BAD_HANDLE;
+    if (address % 4 || flags) return INVALID; /* only GEQ */
+    return wait_for((uint32_t *)address, value, 1);
 }
 
 API CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument) {

@@ -31,7 +31,13 @@ typedef void (*CUhostFn)(void *);
 typedef struct { char reserved[64]; } CUipcMemHandle;
 #endif
 
-#define API __attribute__((visibility("default")))
+#define EXPORT __attribute__((visibility("default")))
+#ifndef FAKE_HIP /* fakehip.c keeps the driver to itself */
+#define API EXPORT
+#define PREFIX "FAKE_CUDA_"
+#define VISIBLE "CUDA_VISIBLE_DEVICES"
+#define FIRST_BUS 0x3B
+#endif
 enum { DEVICES_MAX = 64, HANDLES_MAX = 1 << 16, RANGES_MAX = 1 << 14, CALLS_MAX = 128 };
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, BAD_DEVICE = 101, BAD_IMAGE = 200 };
 enum { BAD_CONTEXT = 201, BAD_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712 };
@@ -62,8 +68,8 @@ static int setting(const char *name, int otherwise) {
 
 /* The device that the user's device `index` really is; -1: there is none. */
 static int physical(int index) {
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    int ndevices = setting("FAKE_CUDA_DEVICES", 4);
+    const char *visible = getenv(VISIBLE);
+    int ndevices = setting(PREFIX "DEVICES", 4);
     if (index < 0 || index >= DEVICES_MAX) return -1;
     if (!visible) return index < ndevices ? index : -1;
     for (; *visible; index--) {
@@ -76,9 +82,9 @@ static int physical(int index) {
     return -1;
 }
 
-/* FAKE_CUDA_FAIL's code for a function, which may be named with or without its _v2. */
+/* The code that ..._FAIL asks for, of a function which may be named with or without its _v2. */
 static int injected(const char *function) {
-    const char *text = getenv("FAKE_CUDA_FAIL");
+    const char *text = getenv(PREFIX "FAIL");
     while (text && *text) {
         size_t n = strcspn(text, "=");
         if (!strncmp(text, function, n) && (!function[n] || !strcmp(function + n, "_v2")) && text[n]) {
@@ -138,7 +144,7 @@ static handle_t *stream_of(CUstream stream) {
 }
 
 static void worked(handle_t *stream) {
-    if (setting("FAKE_CUDA_LAZY", 0)) stream->pending = 1;
+    if (setting(PREFIX "LAZY", 0)) stream->pending = 1;
 }
 
 #endif

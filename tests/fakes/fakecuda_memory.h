@@ -69,7 +69,7 @@ static int memory_free(const void *pointer, int kind, int other) {
     return OK;
 }
 
-API long fakeRanges(void) {
+EXPORT long fakeRanges(void) {
     return nranges;
 }
 

@@ -1,7 +1,7 @@
 """CuPy and PyTorch as far as hetccl looks at them, without a GPU: arrays that say they are on one, and streams.
 
-`Cupy()` and `Torch()` stand in `sys.modules` for the libraries; each has classes of its own, so that what is remembered of
-a class in one test is not known in the next. A `Cupy(c=True)` has the C function that cupy_backends exports.
+`Cupy()` and `Torch()` stand in `sys.modules` for the libraries; each has classes of its own, so that what is remembered
+of a class in one test is not known in the next. A `Cupy(c=True)` has the C function that cupy_backends exports.
 """
 
 import ctypes
@@ -30,9 +30,9 @@ class Cupy:
         self.backend = SimpleNamespace(__pyx_capi__={"get_stream_ptr": capsule} if c else {})
         self.signature = signature  # a capsule keeps its name's address
 
-    def get_current_stream(self):
-        self.asked.append(None)
-        return Stream(ptr=self.current[0], device_id=0)
+    def get_current_stream(self, device):
+        self.asked.append(("python", device))
+        return Stream(ptr=self.current[device], device_id=device)
 
     def get_stream_ptr(self, device):
         self.asked.append(device)

@@ -29,15 +29,10 @@ class Way:
         getattr(self.comm, "I" + name.lower())(*args, **keywords).Wait()
 
     def persistent(self, name, *args, **keywords):
-        if name == "Sendrecv":
-            send, dest, tag, receive, source, _ = args
-            requests = [self.comm.Recv_init(receive, source, tag), self.comm.Send_init(send, dest, tag)]
-        else:
-            requests = [getattr(self.comm, name + "_init")(*args, **keywords)]
-        hetccl.Prequest.Startall(requests)
-        hetccl.Prequest.Waitall(requests)
-        for request in requests:
-            request.Free()
+        request = getattr(self.comm, name + "_init")(*args, **keywords)
+        request.Start()
+        request.Wait()
+        request.Free()
 
     def group(self, name, *args, **keywords):
         with self.comm.group():

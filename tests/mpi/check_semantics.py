@@ -9,6 +9,8 @@ import numpy as np
 from mpi4py import MPI
 from support import Guarded, as_bytes, equal, make_comm, raises, run_checks, still_works
 
+import hetccl
+
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()
 EVERY = range(SIZE)
@@ -31,15 +33,20 @@ def joined(make):
     return np.concatenate([make(rank) for rank in EVERY])
 
 
-def checked_comm():
-    """A communicator that compares its calls across the ranks."""
-    before = os.environ.get("HETCCL_CHECK")
-    os.environ["HETCCL_CHECK"] = "1"
+def comm_with(name, value):
+    """A communicator that is made with this environment variable."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         return make_comm()
     finally:
-        os.environ.pop("HETCCL_CHECK")
-        os.environ.update({"HETCCL_CHECK": before} if before is not None else {})
+        os.environ.pop(name)
+        os.environ.update({name: before} if before is not None else {})
+
+
+def checked_comm():
+    """A communicator that compares its calls across the ranks."""
+    return comm_with("HETCCL_CHECK", "1")
 
 
 class Device:
@@ -79,16 +86,31 @@ def check_stream_is_for_devices(comm):
     still_works(comm)
 
 
-def check_device_memory_is_refused(comm):
+def check_host_and_device_memory_in_one_call(comm):
     out = np.zeros(12)
-    for call, argument in (
-        (lambda: comm.Allreduce(Device(12), out), "sendbuf"),
-        (lambda: comm.Allreduce(ramp(RANK), Device(12)), "recvbuf"),
-        (lambda: comm.Send(Device(12), MPI.PROC_NULL), "buf"),
+    for call in (
+        lambda: comm.Allreduce(Device(12), out),
+        lambda: comm.Allreduce(ramp(RANK), Device(12)),
+        lambda: comm.Allgather(ramp(RANK), Device(12 * SIZE)),
+        lambda: comm.Sendrecv(Device(12), RANK, recvbuf=out, source=RANK),
     ):
-        with raises(NotImplementedError, names=argument):
+        with raises(ValueError, names=("sendbuf", "recvbuf", "host memory")):
             call()
+    equal(out, np.zeros(12))
     still_works(comm)
+
+
+def check_gpu_buffers_where_no_library_serves_them(comm):
+    """All ranks get the same error, and host buffers work on."""
+    with comm_with("HETCCL_CUDA_LIB", "/nowhere/libcuda.so.1") as bare:
+        for call in (lambda: bare.Allreduce(MPI.IN_PLACE, Device(12)), lambda: bare.Bcast(Device(12), 0)):
+            if len(comm.islands) > 1:
+                with raises(NotImplementedError, names=("island", *(island.label for island in comm.islands))):
+                    call()
+            else:
+                with raises(hetccl.LibraryNotFound, names=("/nowhere/libcuda.so.1", *(f"rank {r}" for r in EVERY))):
+                    call()
+            still_works(bare)
 
 
 def check_memory_orders_across_ranks(comm):

@@ -10,6 +10,7 @@ from reference import dtype_of, expected, part_lengths, sent
 from support import Guarded, Report, first_difference, make_comm
 
 import hetccl
+from hetccl import _oneccl
 
 
 def prepare(case, size, rank, shift):
@@ -99,6 +100,7 @@ def main():
     comm = make_comm()
     with np.errstate(all="ignore"):
         for number, case in enumerate(cases(comm.Get_size(), sys.argv[3])):
+            before = _oneccl.ndone()
             try:
                 problem = problem_of(comm, case, shift=number % 2)
             except hetccl.HetcclError:
@@ -107,7 +109,7 @@ def main():
                 break
             except (BufferError, TypeError, ValueError):
                 problem = traceback.format_exc()
-            report.write(case=str(case), problem=problem)
+            report.write(case=str(case), problem=problem, oneccl=_oneccl.ndone() - before)
     comm.Free()
     report.write(end=True)
 

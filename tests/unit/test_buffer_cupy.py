@@ -8,9 +8,9 @@ import sys
 
 import numpy as np
 import pytest
-from fakes.modules import Cupy
 
 from buffers import cupy, ml_dtypes, torch
+from fakes.modules import Cupy
 from hetccl import _foreign
 from hetccl._buffer import describe
 
@@ -77,8 +77,20 @@ def test_real_subclasses():
 
 
 @needs_cupy
+def test_contiguous_real_arrays_are_read_without_their_attributes():
+    asked = []
+    cls = type("Sub", (cupy.ndarray,), {"shape": property(lambda self: asked.append("shape"))})
+    array = array_real((3, 5), "f4", cls=cls)
+    asked.clear()
+    assert describe(array)["count"] == 15
+    assert asked == []
+
+
+@needs_cupy
 @pytest.mark.parametrize(
-    "shape, strides", [((4,), (8,)), ((4, 5), (40, 4)), ((3, 2), (4, 24)), ((4,), (-4,))], ids=["1d", "2d", "gaps", "back"]
+    "shape, strides",
+    [((4,), (8,)), ((4, 5), (40, 4)), ((3, 2), (4, 24)), ((4,), (-4,))],
+    ids=["1d", "2d", "gaps", "back"],
 )
 def test_real_strided_arrays_are_refused_with_their_strides(shape, strides):
     with pytest.raises(BufferError, match=f"obj: .*shape .{', '.join(map(str, shape))}.*strides .{strides[0]}"):
@@ -205,5 +217,6 @@ def test_torch_tensors_with_a_history_are_refused():
         with pytest.raises(BufferError, match="detach"):
             describe(tensor)
     assert describe((leaf * 2).detach())["count"] == 3
+    assert describe((leaf * 2).detach()[1:])["count"] == 2
     leaf.requires_grad_(False)
     assert describe(leaf)["count"] == 3

@@ -8,6 +8,7 @@ import pytest
 from command import COMMAND, MEMBER, fake_mpi4py, hetccl
 
 import launch
+from hetccl import oneccl
 from hetccl.cli import doctor, host
 from hetccl.cli.host import Check
 
@@ -36,6 +37,29 @@ def test_doctor_passes_on_one_process():
     done = hetccl("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "hetccl can run here" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "serves, status, words",
+    [
+        (oneccl.HostCcl("hetccl"), "ok", "hetccl's own algorithms"),
+        (oneccl.HostCcl("oneCCL", "2022.2.0", "/lib/libccl.so.2"), "ok", "oneCCL 2022.2.0 /lib/libccl.so.2"),
+        (oneccl.HostCcl("oneCCL", problem="libccl.so.2 not found; tried:\n  a"), "fail", "libccl.so.2 not found"),
+    ],
+)
+def test_who_serves_host_buffers(monkeypatch, serves, status, words):
+    monkeypatch.setattr(oneccl, "describe", lambda settings: serves)
+    check = doctor.host_buffers(None)
+    assert (check.status, words in check.text, "tried" in check.text) == (status, True, False)
+
+
+def test_doctor_fails_without_the_library_that_was_asked_for(monkeypatch):
+    monkeypatch.setenv("HETCCL_HOST_CCL", "oneccl")
+    monkeypatch.setenv("HETCCL_ONECCL_LIB", "/nowhere/libccl.so.2")
+    done = hetccl("doctor", "--json")
+    assert done.returncode == 1, done.stderr
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["host buffers"]["status"] == "fail"
 
 
 def test_merge_brings_equal_findings_together():

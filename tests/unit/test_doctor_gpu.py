@@ -1,5 +1,6 @@
 """What doctor says of GPU buffers: libraries, who shares a GPU, islands. Libraries and devices are made up here."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,14 @@ from types import SimpleNamespace
 import pytest
 from command import MEMBER
 
+import launch
+from fakes import build
 from hetccl import config, topology
 from hetccl.cli import gpu, info
 from hetccl.errors import LibraryNotFound
 
-INCLUDE = Path(__file__).resolve().parents[2] / "include" / "hetccl"
+ROOT = Path(__file__).resolve().parents[2]
+INCLUDE = ROOT / "include" / "hetccl"
 GPUS = tuple(topology.Device("nvidia", "NVIDIA H200", f"0000:{bus}:00.0", f"GPU-{bus}") for bus in (18, 29, 54))
 RUNTIME = gpu.Opened("CUDA driver", "13.0", "/lib/libcuda.so.1", "system")
 CCL = gpu.Opened("NCCL", "2.28.9", "/lib/libnccl.so.2", "wheel")
@@ -49,6 +53,7 @@ def libraries(monkeypatch):
 
     def make(runtime, ccl):
         monkeypatch.setattr(gpu.vendors, "open_runtime", runtime)
+        monkeypatch.setattr(gpu.vendors, "load_runtime", runtime)
         monkeypatch.setattr(gpu.vendors, "open_ccl", ccl)
         monkeypatch.setattr(topology, "devices", lambda settings: GPUS[:1])
         return gpu.sight(config.Config())
@@ -116,6 +121,7 @@ def test_ranks_that_share_a_gpu(seen, ranks, needed, status):
         return
     assert checks["GPU per rank"].status == status
     assert ranks in checks["GPU per rank"].text and GPUS[0].pci in checks["GPU per rank"].text
+    assert checks["GPU buffers"].status == status
 
 
 def test_equal_addresses_on_two_hosts_are_two_gpus():
@@ -149,6 +155,8 @@ def test_device_to_try():
     members = [NVIDIA, replace(NVIDIA, machine="n1/boot"), NVIDIA, NVIDIA, MEMBER]
     sights = [sight(*GPUS[:2]), sight(GPUS[0]), sight(*GPUS[:2]), sight(*GPUS[:2]), sight()]
     assert [gpu.device_of(members, sights, rank) for rank in range(5)] == [0, 0, 1, 0, None]
+    permuted = [sight(*GPUS[:2]), sight(*GPUS[1::-1])]
+    assert [gpu.device_of([NVIDIA] * 2, permuted, rank) for rank in range(2)] == [0, 0]
 
 
 def test_functions_that_are_needed_exist():
@@ -164,3 +172,71 @@ def test_info_shows_what_a_table_lacks(libraries, monkeypatch):
     assert [(table.name, table.missing) for table in opened] == [("CUDA driver", ()), ("NCCL", ("gather",))]
     monkeypatch.setattr(gpu, "open_found", lambda names, settings: opened)
     assert "lacks gather" in info.text(info.collect(config.Config(), "", None))
+
+
+# Ranks that see GPUs, whatever this machine has.
+PROGRAM = """
+import sys
+from hetccl import topology
+from hetccl.__main__ import main
+gpus = tuple(topology.Device("nvidia", "made up", f"0000:{bus}:00.0", f"GPU-{bus}") for bus in range(10, 14))
+topology.devices = lambda settings, roots=topology.ROOTS: gpus
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def on_fakes():
+    """Function: run `doctor` on two ranks over the fake driver and the fake CCL; (exit status, checks by name)."""
+    if build.compiler() is None or not launch.launchers():
+        pytest.skip("no C compiler or no mpirun")
+    fakes = {"HETCCL_CUDA_LIB": build.build("fakecuda"), "HETCCL_NCCL_LIB": build.build("fakeccl")}
+
+    def run(*options, **env):
+        command = ("doctor", "--json", *options)
+        done = launch.mpirun(2, PROGRAM, *command, env={**fakes, **env}, timeout=120, check=False)
+        checks = json.loads(done.stdout[0])["checks"]
+        return done.returncode, {check["name"]: check for check in checks}
+
+    return run
+
+
+@pytest.mark.parametrize("options", [(), ("--gpu",)])
+def test_libraries_that_work(on_fakes, options):
+    status, checks = on_fakes(*options)
+    assert status == 0
+    assert checks["GPU buffers"]["text"] == "Allreduce runs on NCCL 2.28.9: 2 ranks, one island"
+    assert ("vendor's communicator" in checks["communicator"]["text"]) == bool(options)
+
+
+def test_the_page_has_a_row_for_each_check(on_fakes):
+    _, checks = on_fakes()
+    page = (ROOT / "docs" / "cli.md").read_text().partition("## doctor")[2].partition("## bench")[0]
+    rows = re.findall(r"^\| ([^|]+?)(?: \*)? \|", page, re.MULTILINE)
+    assert set(checks) <= {name for row in rows for name in row.split(", ")}
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"FAKE_CUDA_FAIL": "cuDevicePrimaryCtxRetain=2"}, {"FAKE_CCL_FAIL": "ncclCommInitRankConfig=3"}],
+    ids=["no context", "no communicator"],
+)
+def test_only_gpu_touches_a_gpu(on_fakes, env):
+    status, checks = on_fakes(**env)
+    assert (status, checks["communicator"]["status"]) == (0, "ok")
+    status, checks = on_fakes("--gpu", **env)
+    assert (status, checks["communicator"]["status"]) == (1, "fail")
+
+
+def test_a_wrong_path(on_fakes):
+    status, checks = on_fakes(HETCCL_NCCL_LIB="/nowhere/libnccl.so.2")
+    assert (status, checks["NCCL"]["status"]) == (0, "warn")
+    assert "/nowhere/libnccl.so.2" in checks["NCCL"]["text"]
+
+
+def test_an_old_library(on_fakes):
+    status, checks = on_fakes(FAKE_CCL_VERSION="21403")
+    assert (status, checks["NCCL"]["status"], checks["GPU buffers"]["status"]) == (0, "warn", "warn")
+    assert "2.14.3" in checks["NCCL"]["text"] and "2.18 or newer needed" in checks["NCCL"]["text"]
+    status, checks = on_fakes("--gpu", FAKE_CCL_VERSION="21403")
+    assert (status, checks["NCCL"]["status"]) == (1, "fail")

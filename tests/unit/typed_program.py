@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from mpi4py.typing import SupportsDLPack
 
 import hetccl
 
@@ -37,6 +38,17 @@ def messages(comm: hetccl.Comm, data: bytearray) -> None:
     assert isinstance(index, int) or not done
 
 
+def on_gpu(x: SupportsDLPack, stream: object) -> None:
+    """Buffers in GPU memory."""
+    with hetccl.Comm(MPI.COMM_WORLD, device=0) as comm:
+        comm.Allreduce(hetccl.IN_PLACE, x, stream=stream)
+        if comm.supports("register_buffer"):
+            with comm.register(x):
+                comm.Bcast(x)
+        known: hetccl.Registration = comm.register(x)
+        known.Free()
+
+
 def run() -> None:
     """A part of the world, and what may go wrong in it."""
     try:
@@ -48,6 +60,8 @@ def run() -> None:
             print(labels)
     except hetccl.PeerError as error:
         print(error.call, error.peer)
+    except (hetccl.NcclError, hetccl.GpuError) as error:
+        print(error.code)
 
 
 def add(inbuf: memoryview, inoutbuf: memoryview, datatype: MPI.Datatype | None) -> None:
