@@ -279,7 +279,7 @@ cdef class VendorComm:
 
     @timeout_s.setter
     def timeout_s(self, double seconds):
-        self.timeout_ns = <int64_t>(min(seconds, LONGEST_S) * 1e9)
+        self.timeout_ns = self.watch.timeout_ns = <int64_t>(min(seconds, LONGEST_S) * 1e9)
 
     @property
     def address(self):
