@@ -123,10 +123,11 @@ int known(nvidia::Pointer *about, const void *ptr)
  * an ELF header of that kind with NVIDIA's image behind it. */
 const void *inner_image(const void *image)
 {
+    if (memcmp(image, ELFMAG, SELFMAG) != 0)
+        return nullptr;
     Elf64_Ehdr header;
     memcpy(&header, image, sizeof header);
-    bool amd = memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 && header.e_machine == 224 /* EM_AMDGPU */;
-    bool ours = amd && header.e_shoff == 0 && header.e_phoff == 0;
+    bool ours = header.e_machine == 224 /* EM_AMDGPU */ && header.e_shoff == 0 && header.e_phoff == 0;
     return ours ? static_cast<const char *>(image) + sizeof header : nullptr;
 }
 
