@@ -16,6 +16,7 @@ import pytest
 
 from emulation import build
 from emulation import runs as emulated_runs
+from fakes import build as fake_build
 from hetccl import libraries
 from hetccl.errors import LibraryNotFound
 from mpi import jobs
@@ -64,7 +65,7 @@ def environment(under, release):
 def missing(under, ranks):
     """Why jobs of so many ranks cannot run there; "" if they can."""
     if under == "fakes":
-        return ""
+        return "" if fake_build.compiler() else "no C compiler to make the fakes"
     found = device_arrays.device_count()
     if found < ranks:
         return f"{ranks} NVIDIA GPUs are needed under the emulation, this machine has {found}"
