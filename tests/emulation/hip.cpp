@@ -163,7 +163,10 @@ hipError_t hipGetDeviceCount(int *count)
 {
     *count = 0;
     int code = nvidia::device_count(count);
-    return code == nvidia::NO_DEVICE ? last_error = hipErrorNoDevice : answer(code);
+    hipError_t error = answer(code);
+    if (code == nvidia::NO_DEVICE)
+        error = last_error = hipErrorNoDevice;
+    return error;
 }
 hipError_t hipGetDevice(int *device) { return answer(nvidia::device_get(device)); }
 hipError_t hipSetDevice(int device) { return answer(nvidia::device_set(device)); }
