@@ -50,7 +50,7 @@ cdef int launch_group_begin(VendorComm vendor) except -1
 cdef int launch_group_finish(VendorComm vendor, int call) except -1
 
 # Fill dtype, lanes, op, factor and identity. False: the library has no such reduction.
-cdef bint launch_reduces(Launch* launch, int dtype, const OpChoice* choice) noexcept nogil
+cdef bint launch_reduces(Launch* launch, int dtype, const OpChoice* choice, int nranks) noexcept nogil
 
 # Mark the stream's end, so far; event: an event to use again, or NULL. Returns the event.
 cdef void* launch_mark(VendorComm vendor, void* event, void* stream) except NULL

@@ -416,7 +416,7 @@ cdef int launch_group_finish(VendorComm vendor, int call) except -1:
     return 0
 
 
-cdef bint launch_reduces(Launch* launch, int dtype, const OpChoice* choice) noexcept nogil:
+cdef bint launch_reduces(Launch* launch, int dtype, const OpChoice* choice, int nranks) noexcept nogil:
     cdef int op = choice.code
     launch.dtype, launch.lanes, launch.op = dtype, 1, op
     if dtype == HETCCL_BOOL:
@@ -435,11 +435,15 @@ cdef bint launch_reduces(Launch* launch, int dtype, const OpChoice* choice) noex
             return False
     elif dtype > HETCCL_FLOAT8_E5M2:
         return False
+    elif (dtype == HETCCL_FLOAT8_E4M3 or dtype == HETCCL_FLOAT8_E5M2) and op == HETCCL_AVG:
+        return False  # NCCL 2.28 answers that the argument is invalid
     if choice.kind == KIND_PREMUL:
         launch.op, launch.scales = HETCCL_SUM, True
         memcpy(&launch.factor[0], &choice.factor[0], FACTOR_BYTES)
     elif choice.kind != KIND_BUILTIN or launch.op >= HETCCL_NVENDOR_OPS:
         return False
+    if launch.op == HETCCL_AVG and nranks == 1:
+        launch.op = HETCCL_SUM  # NCCL 2.28 leaves out the last of an odd number of elements of 8 bytes, on one rank
     launch.identity = identity_of(launch.dtype, launch.op)
     return True
 

@@ -68,7 +68,9 @@ cdef class Request(Lists):
     cdef bint is_queued(self) noexcept   # on a stream, where a blocking call does not wait
     cdef bint begin(self, bint waits) except -1
     cdef bint begin_launch(self, bint waits) except -1
+    cdef int outlive(self) except -1
     cdef int choose_stream(self) except -1
+    cdef int take_stream(self) except -1
     cdef bint note_queued(self, bint waits) except -1
     cdef int compare(self) except -1
     cdef int hold(self) except -1

@@ -20,7 +20,7 @@ from hetccl._launch cimport (
 )
 from hetccl._lists cimport is_mpi_request, status_clear
 from hetccl._mailbox cimport ANY, MESSAGE_TOO_LONG
-from hetccl._stream cimport stream_of
+from hetccl._stream cimport stream_for
 from hetccl._row cimport COLLECTIVE_IDLE, COLLECTIVE_REFUSED
 
 from hetccl._calls import CALLS
@@ -44,6 +44,10 @@ cdef Request request_new(type kind, Executor executor, object membership, int ca
     request.work.call = call
     request.persistent = kind is Prequest
     return request
+
+
+# Requests that ended before the library was done with their buffers, and those buffers; see outlive().
+cdef list abandoned = []
 
 
 # A blocking call's request lives for a microsecond.
@@ -122,14 +126,37 @@ cdef class Request(Lists):
         """Let the vendor's library do it; True if nobody waits for it, or it is done."""
         self.compare()
         self.choose_stream()
-        launch_run(self.vendor, &self.launch)
+        try:
+            launch_run(self.vendor, &self.launch)
+        except BaseException:
+            self.outlive()
+            raise
         return self.note_queued(waits)
+
+    cdef int outlive(self) except -1:
+        """A call on host buffers that was given up may still be under way in the library, which cannot be stopped: its
+        buffers are kept for good."""
+        if not self.is_queued() and self.vendor.handle == NULL:
+            abandoned.append(self)
+            if self.send.owner != NULL:
+                abandoned.append(<object>self.send.owner)
+            if self.recv.owner != NULL:
+                abandoned.append(<object>self.recv.owner)
+        return 0
 
     cdef int choose_stream(self) except -1:
         """A persistent call goes to the stream that is current at its start."""
-        cdef Span* span = &self.recv if self.recv.owner != NULL else &self.send
         if self.persistent:
-            self.launch.stream = stream_of(self.stream, <object>span.owner, self.vendor.runtime, self.device)
+            self.take_stream()
+        return 0
+
+    cdef int take_stream(self) except -1:
+        """Find the call's stream, and let it wait for what produces the buffers."""
+        cdef void* first = self.recv.owner if self.recv.owner != NULL else self.send.owner
+        cdef object other = None if self.send.owner == NULL else <object>self.send.owner
+        cdef bint holds = False
+        self.launch.stream = stream_for(self.stream, <object>first, other, self.vendor.runtime, self.device, &holds)
+        self.library_holds = holds
         return 0
 
     cdef bint note_queued(self, bint waits) except -1:
