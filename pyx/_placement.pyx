@@ -18,10 +18,12 @@ from hetccl._buffer cimport dtype_name, is_in_place, span_clear, span_ends_befor
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, BARRIER, BCAST, CONNECT, REDUCE, REDUCE_SCATTER_BLOCK, SCATTER,
 )
-from hetccl._launch cimport NO_PEER, Launch, launch_reduces, launch_run, launch_wait
+from hetccl._launch cimport NO_PEER, Launch, launch_run
 from hetccl._layout cimport Part
 from hetccl._mailbox cimport ANY
+from hetccl._marks cimport mark_await
 from hetccl._op cimport KIND_BUILTIN, KIND_PREMUL, KIND_USER, op_of
+from hetccl._reducible cimport launch_reduces
 from hetccl._request cimport Letter
 from hetccl._stream cimport stream_for
 
@@ -87,8 +89,8 @@ cdef class Placement(Endpoint):
         if device == DEVICE_UNKNOWN and span.count:
             device = vendor.runtime.pointer(<uintptr_t>span.ptr)["device"]
         if device != vendor.device and device != DEVICE_UNKNOWN:
-            raise ValueError(f"{argument}: is on device {device}, the communicator's is {vendor.device}: the first call "
-                             "on GPU memory chose it, or hetccl.Comm(comm, device=...)")
+            raise ValueError(f"{argument}: is on device {device}, the communicator's is {vendor.device}: the first "
+                             "call on GPU memory chose it, or hetccl.Comm(comm, device=...)")
         if span.layout != NULL:
             raise NotImplementedError(f"{argument}: a datatype with gaps is not packed in GPU memory by this version; "
                                       "copy the elements together first")
@@ -153,8 +155,8 @@ cdef class Placement(Endpoint):
             raise TypeError(f"op: {name} has no {op.name} of {dtype_name(given.dtype)}, and the buffers are in GPU "
                             "memory; reduce host copies instead")
         if given.dtype in (HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2) and self.vendor.float8 != "ocp":
-            raise TypeError(f"op: {name} would take {dtype_name(given.dtype)}, which is OCP's format, for the FNUZ format "
-                            "of a GPU of this island")
+            raise TypeError(f"op: {name} would take {dtype_name(given.dtype)}, which is OCP's format, for the FNUZ "
+                            "format of a GPU of this island")
         return 0
 
     cdef int offer_reduction(self, Request request, int dtype, const OpChoice* choice) except -1:
@@ -238,8 +240,8 @@ cdef class Placement(Endpoint):
                 request.launch.dest, request.launch.source = letter.peer, letter.ptr
                 request.launch.count = letter.nbytes
             elif letter.peer == ANY:
-                raise ValueError("source: ANY_SOURCE is for host buffers; a message in GPU memory comes from a rank that "
-                                 "is named")
+                raise ValueError("source: ANY_SOURCE is for host buffers; a message in GPU memory comes from a rank "
+                                 "that is named")
             else:
                 request.launch.source_rank, request.launch.target = letter.peer, letter.ptr
                 request.launch.room = letter.nbytes
@@ -299,7 +301,7 @@ cdef class Placement(Endpoint):
         self.deferred.flush(None)
         for request in list(self.executor.inflight.values()):
             if request.is_queued() and request.event != NULL and not request.vendor.lost:
-                launch_wait(request.vendor, request.event, request.work.call)
+                mark_await(request.vendor, request.event, request.work.call)
         return 0
 
     cdef int leave_vendors(self) except -1:

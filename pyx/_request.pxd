@@ -57,7 +57,7 @@ cdef class Request(Lists):
     cdef Deferred deferred               # of messages in device memory, else None
     cdef bint pending                    # among those of `deferred`
     cdef object failure                  # what queueing the messages raised, or None
-    cdef bint library_holds              # the array library itself reuses the buffers' memory in the stream's order only
+    cdef bint library_holds              # the array library reuses the buffers' memory only in the stream's order
     cdef bint blocking                   # one of the calls that return when they are done, or queued
     cdef bint held                       # by the executor's `inflight`
     cdef bint persistent

@@ -256,9 +256,9 @@ cdef class VendorComm:
                 code = self.functions.deregister_buffer(handle, <void*>token)
         finally:
             self.leave(saved)
-        self.registered.discard(token)
         if code != 0:
             self.conclude(code, "deregister", "deregister_buffer")
+        self.registered.discard(token)
 
     def check(self, str call):
         """Raise what a call would raise because of the communicator: CommClosed, PeerError, NcclError and the like."""
@@ -425,9 +425,9 @@ cdef class VendorComm:
             raise PeerError(f"{call}: rank {peer} has ended; {self.ccl.name}'s communicator was aborted and cannot be "
                             "used any more", call=call, peer=peer)
         if self.watch.timed_out:
-            raise CommTimeout(f"{call}: a call was inside {self.ccl.name} for {self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT): a "
-                              "rank of the island has not come to the same call, or cannot be reached; the communicator "
-                              "was aborted", call=call)
+            raise CommTimeout(f"{call}: a call was inside {self.ccl.name} for {self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT): "
+                              "a rank of the island has not come to the same call, or cannot be reached; the "
+                              "communicator was aborted", call=call)
         if self.lost:
             detail = (<bytes>(<char*>self.watch.text)).decode(errors="replace").strip()
             raise self.ccl.error_of(self.watch.error, call, "async_error", detail)
