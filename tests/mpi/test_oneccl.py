@@ -93,8 +93,8 @@ def test_checks(program, names):
 def test_killed_rank(call, count):
     """prog_fail.py's victim is rank 0 of two."""
     outcome = jobs.run("prog_fail.py", "AA", "kill", call, count, env=ENV, keep_alive=True)
-    line = outcome.by_rank("outcome")[1]
-    assert "PeerError" in line["classes"] and line["peers"] == [0], outcome.text
+    line = outcome.by_rank("outcome").get(1)
+    assert line and "PeerError" in line["classes"] and line["peers"] == [0], outcome.text
     assert 0 <= line["seconds"] < NOTICED_S, line
     assert outcome.by_rank("again")[1]["again"] == "PeerError", outcome.text
 
