@@ -16,7 +16,7 @@ from hetccl.errors import LibraryNotFound, OneCclError
 
 cdef extern from "hetccl/oneccl_thread.h" nogil:
     uint64_t hetccl_oneccl_ndone() noexcept
-    void hetccl_oneccl_adapt(hetccl_ccl_t* table) noexcept
+    void hetccl_oneccl_adapt(hetccl_ccl_t* table, void* set_terminate) noexcept
 
 SONAMES = ("libccl.so.2",)
 # What libccl.so.2 is only the front of: the CPU build's own library, and the plugin that joins the two. Loaded in this
@@ -69,7 +69,7 @@ def open(override=None, folders=()):
     if lacks:
         raise LibraryNotFound(f"oneCCL {text} ({library.path}) has no {', '.join(lacks)}: 2022.2 or newer needed")
     ccl.table.name = b"oneCCL"
-    hetccl_oneccl_adapt(ccl.table)
+    hetccl_oneccl_adapt(ccl.table, library.find(b"_ZSt13set_terminatePFvvE"))
     opened = ccl
     return opened
 
