@@ -41,6 +41,8 @@ MODULES = [
     "_engine",
     "_executor",
     "_launch",
+    "_reducible",
+    "_marks",
     "_lists",
     "_request",
     "_compose",

@@ -157,6 +157,12 @@ def _unknown(name, known):
     return f"{name} is not a variable of hetccl: {hint}"
 
 
+def offer(values):
+    """Set variables that another library reads, unless the user has set them. values : {name: str}."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
 class _Handler(logging.StreamHandler):
     """The handler of setup_logging, told from those that users attach."""
 

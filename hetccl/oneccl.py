@@ -3,13 +3,12 @@
 Nothing here runs unless HETCCL_HOST_CCL=oneccl asks for it.
 """
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
 from hetccl import _oneccl
 from hetccl._dl import Library
-from hetccl.config import LOGGER
+from hetccl.config import LOGGER, offer
 from hetccl.errors import LibraryNotFound
 from hetccl.libraries import wheel_folders
 
@@ -67,8 +66,7 @@ def prepare(members, rank, settings, gather):
             library = Library.open(_oneccl.SONAMES, override=settings.oneccl_lib, folders=wheel_folders())
         except LibraryNotFound:
             return True  # whoever opens it next tells all ranks
-        for name, value in environment(Path(library.path).parent, rank, len(members)).items():
-            os.environ.setdefault(name, value)
+        offer(environment(Path(library.path).parent, rank, len(members)))
     return True
 
 

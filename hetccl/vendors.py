@@ -12,18 +12,22 @@ class Vendor(NamedTuple):
     runtime_setting : the field of config.Config with the path of its library that the user wants
     ccl             : function (override, folders) -> _ccl.Ccl
     ccl_setting     : as runtime_setting
+    unready_runtime : as runtime, and nothing is initialized
     """
 
     runtime: object
     runtime_setting: str
     ccl: object
     ccl_setting: str
+    unready_runtime: object
 
 
 VENDORS = {
-    "nvidia": Vendor(lambda *where: _cuda.open(*where), "cuda_lib", _nccl.open_nccl, "nccl_lib"),
-    "amd": Vendor(lambda *where: _hip.open(*where), "hip_lib", _nccl.open_rccl, "rccl_lib"),
-    "host": Vendor(lambda *where: _host.open(), "", lambda *where: _oneccl.open(*where), "oneccl_lib"),
+    "nvidia": Vendor(lambda *where: _cuda.open(*where), "cuda_lib", _nccl.open_nccl, "nccl_lib", _cuda.load),
+    "amd": Vendor(lambda *where: _hip.open(*where), "hip_lib", _nccl.open_rccl, "rccl_lib", _hip.load),
+    "host": Vendor(
+        lambda *where: _host.open(), "", lambda *where: _oneccl.open(*where), "oneccl_lib", lambda *where: _host.open()
+    ),
 }
 
 
@@ -37,6 +41,12 @@ def open_runtime(vendor, settings):
     """
     known = VENDORS[vendor]
     return known.runtime(getattr(settings, known.runtime_setting, None), libraries.wheel_folders())
+
+
+def load_runtime(vendor, settings):
+    """The same without initializing it: only to be asked what its library has. Raises LibraryNotFound."""
+    known = VENDORS[vendor]
+    return known.unready_runtime(getattr(settings, known.runtime_setting, None), libraries.wheel_folders())
 
 
 def open_ccl(vendor, settings):

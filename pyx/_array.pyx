@@ -20,7 +20,10 @@ from hetccl._dtype cimport (
     BYTEORDER_SWAPPED, CODE_OPAQUE, CODE_SWAPPED, CODE_UNASKED, CODE_UNSUPPORTED, code_of, code_of_format, code_of_name,
     dtype_itemsize, type_name,
 )
-from hetccl._foreign cimport CupyArray, cupy_layout_known, cupy_read, torch_is_plain, torch_layout_known
+from hetccl._foreign cimport (
+    TENSOR_PLAIN, TENSOR_TRACKED, TENSOR_UNKNOWN, CupyArray, cupy_layout_known, cupy_read, torch_layout_known,
+    torch_state,
+)
 
 cdef extern from "hetccl/arrays.h" nogil:
     ctypedef struct hetccl_descr_t:
@@ -84,7 +87,7 @@ cdef class Reader:
     cdef object no_sync                 # the stream argument with which __dlpack__ waits for nothing
     cdef bint immutable                 # the library forbids writing, though its protocol cannot say so
     cdef int kind                       # HETCCL_MEM_* of read_cupy
-    cdef bint plain                     # torch_is_plain may be asked
+    cdef bint learnt                    # torch_state may be asked
     cdef bint autograd                  # torch: lazy conjugation and gradients are not part of the protocol
 
 
@@ -98,8 +101,8 @@ cdef int array_read(object obj, Export* export, Memory* memory, object arg, bint
     reader.read(reader, obj, export, memory, arg, writable)
     if reader.immutable:
         memory.readonly = True
-    if reader.autograd and not (reader.plain and torch_is_plain(obj)):
-        check_tensor(obj, memory, arg)
+    if reader.autograd:
+        check_tensor(obj, memory, arg, torch_state(obj) if reader.learnt else TENSOR_UNKNOWN)
     return 0
 
 
@@ -130,7 +133,7 @@ cdef Reader reader_of(object obj, object arg):
     reader.immutable = cls.__module__.partition(".")[0] in ("jax", "jaxlib")
     reader.no_sync = None if reader.immutable else DLPACK_NO_SYNC
     reader.autograd = hasattr(cls, "requires_grad") and hasattr(cls, "is_neg") and hasattr(cls, "is_conj")
-    reader.plain = is_of(cls, "torch", "Tensor") and torch_layout_known(sys.modules["torch"])
+    reader.learnt = is_of(cls, "torch", "Tensor") and torch_layout_known(sys.modules["torch"])
     if len(readers) >= READERS_MAX:
         readers.clear()
     readers[cls] = reader
@@ -161,9 +164,13 @@ cdef hetccl_dlexchange_t* exchange_of(object cls) except? NULL:
     return table
 
 
-cdef int check_tensor(object obj, Memory* memory, object arg) except -1:
+cdef int check_tensor(object obj, Memory* memory, object arg, int state) except -1:
+    if state == TENSOR_PLAIN:
+        return 0
     if obj.requires_grad:
         raise BufferError(f"{arg}: the tensor requires grad, and no gradient crosses collectives; pass tensor.detach()")
+    if state == TENSOR_TRACKED:
+        return 0
     if obj.is_neg() or ((memory.code == HETCCL_COMPLEX64 or memory.code == HETCCL_COMPLEX128) and obj.is_conj()):
         raise BufferError(f"{arg}: the tensor's memory is not yet conjugated; pass tensor.resolve_conj().resolve_neg()")
     return 0

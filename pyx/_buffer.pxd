@@ -1,6 +1,6 @@
 """What the user passed, as plain C: array or mpi4py buffer spec -> Span. Layer L2; the GIL is held."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uintptr_t
 
 from hetccl._array cimport Export
 from hetccl._dtype cimport dtype_code, dtype_itemsize, dtype_name  # part of this module's interface
@@ -33,6 +33,11 @@ cdef void span_release(Span* span) noexcept
 
 # ValueError if the two share a byte, exactly or partly, as MPI forbids. arg_a, arg_b: the arguments' names.
 cdef int span_check_overlap(const Span* a, const Span* b, object arg_a, object arg_b) except -1
+
+# Whether both are contiguous, and a lies below b.
+cdef inline bint span_ends_before(const Span* a, const Span* b) noexcept nogil:
+    return a.layout == NULL and b.layout == NULL and \
+        <uintptr_t> a.ptr + a.count * <int64_t> a.itemsize <= <uintptr_t> b.ptr
 
 # IN_PLACE, MPI.IN_PLACE and, as in mpi4py, None.
 cdef bint is_in_place(object obj) noexcept

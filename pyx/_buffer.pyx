@@ -285,6 +285,8 @@ cdef void span_release(Span* span) noexcept:
 cdef int span_check_overlap(const Span* a, const Span* b, object arg_a, object arg_b) except -1:
     cdef Part[2] parts
     cdef int first, second
+    if span_ends_before(a, b) or span_ends_before(b, a):
+        return 0
     parts[0] = Part(<uint8_t*> a.ptr, a.count * <int64_t> a.itemsize, a.layout)
     parts[1] = Part(<uint8_t*> b.ptr, b.count * <int64_t> b.itemsize, b.layout)
     cdef int64_t shared = parts_shared(parts, 2, &first, &second)

@@ -18,6 +18,10 @@ cdef bint cupy_read(object array, CupyArray* out) noexcept
 # The same for torch, as to whether a tensor's memory is all there is to it.
 cdef bint torch_layout_known(object torch) except -1
 
-# An instance of torch.Tensor, whose layout must be known: it has no part in autograd, and is neither conjugated nor
-# negated on paper. False: it may be; its attributes tell.
-cdef bint torch_is_plain(object tensor) noexcept
+cdef enum:
+    TENSOR_PLAIN = 0  # its memory is all there is to it
+    TENSOR_TRACKED    # the same, but autograd may follow it: requires_grad tells
+    TENSOR_UNKNOWN    # it may be conjugated or negated on paper, too
+
+# What an instance of torch.Tensor is, whose layout must be known.
+cdef int torch_state(object tensor) noexcept

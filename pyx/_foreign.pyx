@@ -216,13 +216,11 @@ cdef uint64_t word_at(object tensor, Py_ssize_t impl, Py_ssize_t offset) noexcep
     return (<const uint64_t*> (impl_of(tensor, impl) + offset))[0]
 
 
-cdef bint torch_is_plain(object tensor) noexcept:
+cdef int torch_state(object tensor) noexcept:
     cdef const char* impl = impl_of(tensor, tensors.impl)
-    return (
-        impl != NULL
-        and (<void* const*> (impl + tensors.autograd))[0] == NULL
-        and not (<const uint64_t*> (impl + tensors.keys))[0] & tensors.lazy
-    )
+    if impl == NULL or (<const uint64_t*> (impl + tensors.keys))[0] & tensors.lazy:
+        return TENSOR_UNKNOWN
+    return TENSOR_PLAIN if (<void* const*> (impl + tensors.autograd))[0] == NULL else TENSOR_TRACKED
 
 
 def find(objects, values, int width):

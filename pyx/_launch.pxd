@@ -5,8 +5,6 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from hetccl._kernels cimport FACTOR_BYTES, hetccl_reduce_fn
 from hetccl._layout cimport Part
-from hetccl._op cimport OpChoice
-from hetccl._runtime cimport hetccl_runtime_t
 from hetccl._vendor cimport VendorComm
 
 cdef enum:
@@ -48,13 +46,3 @@ cdef bint launch_groups(const Launch* launch) noexcept nogil
 # Several calls as one. All with the same vendor, on one thread. finish must follow begin, whatever happens between.
 cdef int launch_group_begin(VendorComm vendor) except -1
 cdef int launch_group_finish(VendorComm vendor, int call) except -1
-
-# Fill dtype, lanes, op, factor and identity. False: the library has no such reduction.
-cdef bint launch_reduces(Launch* launch, int dtype, const OpChoice* choice) noexcept nogil
-
-# Mark the stream's end, so far; event: an event to use again, or NULL. Returns the event.
-cdef void* launch_mark(VendorComm vendor, void* event, void* stream) except NULL
-cdef void launch_unmark(const hetccl_runtime_t* gpu, int device, void* event) noexcept nogil
-cdef bint launch_is_done(VendorComm vendor, void* event, int call) except -1
-# Wait for a mark, with the time-out. The GIL is released meanwhile.
-cdef int launch_wait(VendorComm vendor, void* event, int call) except -1

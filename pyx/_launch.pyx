@@ -6,53 +6,20 @@ released for the library, which may block when a stream's queue is full.
 """
 
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
 
-from hetccl._abi cimport (
-    HETCCL_AVG, HETCCL_BAND, HETCCL_BFLOAT16, HETCCL_BOOL, HETCCL_BOR, HETCCL_COMPLEX64, HETCCL_COMPLEX128,
-    HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_FLOAT32, HETCCL_FLOAT64, HETCCL_INT8, HETCCL_INT32,
-    HETCCL_INT64, HETCCL_LAND, HETCCL_LOR, HETCCL_MAX, HETCCL_MIN, HETCCL_NVENDOR_OPS, HETCCL_PROD,
-    HETCCL_SUM, HETCCL_UINT8, HETCCL_UINT32, HETCCL_UINT64,
-)
+from hetccl._abi cimport HETCCL_UINT8
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, ALLTOALLV, ALLTOALLW, BCAST, EXSCAN, GATHER, GATHERV, NCOLLECTIVES,
     REDUCE, REDUCE_SCATTER, REDUCE_SCATTER_BLOCK, SCAN, SCATTER, SCATTERV,
 )
 from hetccl._ccl cimport hetccl_ccl_t
-from hetccl._op cimport KIND_BUILTIN, KIND_PREMUL
 from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_try, hetccl_mutex_unlock
 from hetccl._runtime cimport HETCCL_MISSING
 from hetccl._vendor cimport vendor_hold, vendor_release
 
 from hetccl._calls import CALLS
-from hetccl.errors import CommTimeout
-
-cdef extern from *:
-    """
-    #include <time.h>
-    static int64_t hetccl_launch_now_ns(void)
-    {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
-    }
-    static void hetccl_launch_pause_ns(int64_t ns)
-    {
-        struct timespec t = {0, ns};
-        nanosleep(&t, 0);
-    }
-    """
-    int64_t hetccl_launch_now_ns() noexcept nogil
-    void hetccl_launch_pause_ns(int64_t ns) noexcept nogil
-
-cdef extern from "Python.h":
-    int PyErr_CheckSignals() except -1
 
 cdef enum:
-    # A wait asks the runtime without a pause for so long, then with pauses, and looks at signals so often.
-    EAGER_NS = 20000
-    PAUSE_NS = 20000
-    LOOK_NS = 50000000
     # ncclScalarHostImmediate: the factor is read during the call.
     HOST_IMMEDIATE = 1
 
@@ -414,124 +381,3 @@ cdef int launch_group_finish(VendorComm vendor, int call) except -1:
     finally:
         hetccl_mutex_unlock(&vendor.mutex)
     return 0
-
-
-cdef bint launch_reduces(Launch* launch, int dtype, const OpChoice* choice) noexcept nogil:
-    cdef int op = choice.code
-    launch.dtype, launch.lanes, launch.op = dtype, 1, op
-    if dtype == HETCCL_BOOL:
-        # One byte of 0 or 1.
-        launch.dtype = HETCCL_UINT8
-        if op == HETCCL_SUM or op == HETCCL_MAX or op == HETCCL_LOR or op == HETCCL_BOR:
-            launch.op = HETCCL_MAX
-        elif op == HETCCL_PROD or op == HETCCL_MIN or op == HETCCL_LAND or op == HETCCL_BAND:
-            launch.op = HETCCL_MIN
-        else:
-            return False
-    elif dtype == HETCCL_COMPLEX64 or dtype == HETCCL_COMPLEX128:
-        # A sum of complex numbers is that of their parts; a product is not.
-        launch.dtype, launch.lanes = HETCCL_FLOAT32 if dtype == HETCCL_COMPLEX64 else HETCCL_FLOAT64, 2
-        if op != HETCCL_SUM and op != HETCCL_AVG:
-            return False
-    elif dtype > HETCCL_FLOAT8_E5M2:
-        return False
-    if choice.kind == KIND_PREMUL:
-        launch.op, launch.scales = HETCCL_SUM, True
-        memcpy(&launch.factor[0], &choice.factor[0], FACTOR_BYTES)
-    elif choice.kind != KIND_BUILTIN or launch.op >= HETCCL_NVENDOR_OPS:
-        return False
-    launch.identity = identity_of(launch.dtype, launch.op)
-    return True
-
-
-cdef uint64_t identity_of(int dtype, int op) noexcept nogil:
-    """Bits of the number that leaves every other as it is. A sum's is -0 for floats: +0 would change -0."""
-    cdef int width = 8 if dtype in (HETCCL_INT64, HETCCL_UINT64, HETCCL_FLOAT64) else (
-        4 if dtype in (HETCCL_INT32, HETCCL_UINT32, HETCCL_FLOAT32) else
-        2 if dtype in (HETCCL_FLOAT16, HETCCL_BFLOAT16) else 1)
-    cdef uint64_t top = <uint64_t>1 << (8 * width - 1), all_ones = top | (top - 1), infinity, one = 1
-    if dtype == HETCCL_UINT8 or dtype == HETCCL_UINT32 or dtype == HETCCL_UINT64:
-        return 1 if op == HETCCL_PROD else all_ones if op == HETCCL_MIN else 0
-    if dtype == HETCCL_INT8 or dtype == HETCCL_INT32 or dtype == HETCCL_INT64:
-        return 1 if op == HETCCL_PROD else top if op == HETCCL_MAX else top - 1 if op == HETCCL_MIN else 0
-    # Exponents of all ones; float8_e4m3fn has no infinity, and its largest number is just below that.
-    if dtype == HETCCL_FLOAT64:
-        infinity, one = 0x7FF0000000000000ULL, 0x3FF0000000000000ULL
-    elif dtype == HETCCL_FLOAT32:
-        infinity, one = 0x7F800000ULL, 0x3F800000ULL
-    elif dtype == HETCCL_FLOAT16:
-        infinity, one = 0x7C00, 0x3C00
-    elif dtype == HETCCL_BFLOAT16:
-        infinity, one = 0x7F80, 0x3F80
-    elif dtype == HETCCL_FLOAT8_E4M3:
-        infinity, one = 0x7E, 0x38
-    else:
-        infinity, one = 0x7C, 0x3C
-    return one if op == HETCCL_PROD else top | infinity if op == HETCCL_MAX else infinity if op == HETCCL_MIN else top
-
-
-cdef void* launch_mark(VendorComm vendor, void* event, void* stream) except NULL:
-    cdef void* saved = NULL
-    cdef int code = 0
-    vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
-    if event == NULL:
-        code = vendor.gpu.event_create(&event)
-    if code == 0:
-        code = vendor.gpu.event_record(event, stream)
-    vendor.gpu.leave(saved)
-    vendor.runtime.check(code, "event_record")
-    return event
-
-
-cdef void launch_unmark(const hetccl_runtime_t* gpu, int device, void* event) noexcept nogil:
-    cdef void* saved = NULL
-    if gpu.enter(device, &saved) == 0:
-        gpu.event_destroy(event)
-        gpu.leave(saved)
-
-
-cdef int query(VendorComm vendor, void* event) noexcept nogil:
-    """The event's state, from whatever thread."""
-    cdef void* saved = NULL
-    cdef int code = vendor.gpu.enter(vendor.device, &saved)
-    if code == 0:
-        code = vendor.gpu.event_query(event)
-        vendor.gpu.leave(saved)
-    return code
-
-
-cdef bint launch_is_done(VendorComm vendor, void* event, int call) except -1:
-    cdef int code
-    if vendor.lost:
-        vendor.usable(CALLS[call])
-    code = query(vendor, event)
-    if code == vendor.gpu.not_ready:
-        return False
-    vendor.runtime.check(code, "event_query")
-    return True
-
-
-cdef int launch_wait(VendorComm vendor, void* event, int call) except -1:
-    cdef int64_t began = hetccl_launch_now_ns(), looked, now
-    cdef int code
-    while True:
-        with nogil:
-            looked = hetccl_launch_now_ns()
-            while True:
-                code = query(vendor, event)
-                now = hetccl_launch_now_ns()
-                if code != vendor.gpu.not_ready or vendor.lost or now - looked > LOOK_NS:
-                    break
-                if now - began > EAGER_NS:
-                    hetccl_launch_pause_ns(PAUSE_NS)
-        if code != vendor.gpu.not_ready:
-            return vendor.runtime.check(code, "event_query")
-        if vendor.lost:
-            vendor.usable(CALLS[call])
-        PyErr_CheckSignals()
-        if now - began > vendor.timeout_ns:
-            raise CommTimeout(
-                f"{CALLS[call]}: rank {vendor.rank} waited {vendor.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT) for the GPU: "
-                "a rank has not called it, or the stream is still busy with earlier work",
-                call=CALLS[call], rank=vendor.rank,
-            )

@@ -199,7 +199,8 @@ cdef class Movements(Reductions):
         Cost    : (p-1) n itemsize bytes received per rank
         Source  : MPI 4.1, section 6.7
         """
-        self.finish(self.allgather(Request, sendbuf, recvbuf, stream), None)
+        if self.vendor is None or not self.queue_quickly(ALLGATHER, sendbuf, recvbuf, None, stream):
+            self.finish(self.allgather(Request, sendbuf, recvbuf, stream), None)
 
     def Iallgather(self, sendbuf, recvbuf, *, stream=None):
         """Nonblocking Allgather; returns a Request. Source : MPI 4.1, section 6.12.5"""
@@ -264,7 +265,8 @@ cdef class Movements(Reductions):
         Cost    : (p-1) n itemsize bytes received per rank
         Source  : MPI 4.1, section 6.8
         """
-        self.finish(self.alltoall(Request, sendbuf, recvbuf, stream), None)
+        if self.vendor is None or not self.queue_quickly(ALLTOALL, sendbuf, recvbuf, None, stream):
+            self.finish(self.alltoall(Request, sendbuf, recvbuf, stream), None)
 
     def Ialltoall(self, sendbuf, recvbuf, *, stream=None):
         """Nonblocking Alltoall; returns a Request. Source : MPI 4.1, section 6.12.6"""

@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t
 
 from hetccl._buffer cimport Span
 from hetccl._endpoint cimport Endpoint
+from hetccl._launch cimport Launch
 from hetccl._op cimport Op, OpChoice
 from hetccl._request cimport Request
 from hetccl._vendor cimport VendorComm
@@ -18,6 +19,8 @@ cdef class Placement(Endpoint):
     # Whether the call's buffers are device memory; if so, the request gets vendor and stream. Refuses mixtures.
     cdef bint place(self, Request request) except -1
     cdef int place_on_device(self, Request request, int kind) except -1
+    cdef bint queue_quickly(self, int call, object sendbuf, object recvbuf, object op, object stream) except -1
+    cdef bint prepare_quickly(self, int call, Span* send, Span* recv, object op, Launch* launch) except -1
     cdef int check_device(self, Span* span, str argument) except -1
     # Tell the library which reduction it is; TypeError if it has none for the buffers' dtype.
     cdef int reduce_on_device(self, Request request, Op op, OpChoice* choice, Span* given) except -1

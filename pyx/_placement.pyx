@@ -5,7 +5,8 @@ The vendor's communicator is made when the first device buffer comes: a program 
 that buffer's device is the communicator's. The GIL is held.
 """
 
-from libc.stdint cimport uint8_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uintptr_t
+from libc.string cimport memset
 
 from hetccl._abi cimport (
     HETCCL_AVG, HETCCL_BOOL, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_MAX, HETCCL_MEM_CUDA,
@@ -13,14 +14,16 @@ from hetccl._abi cimport (
 )
 from hetccl._arguments cimport refuse_stream, whole
 from hetccl._array cimport DEVICE_UNKNOWN
-from hetccl._buffer cimport dtype_name, span_of, span_release
+from hetccl._buffer cimport dtype_name, is_in_place, span_clear, span_ends_before, span_of, span_release
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, BARRIER, BCAST, CONNECT, REDUCE, REDUCE_SCATTER_BLOCK, SCATTER,
 )
-from hetccl._launch cimport NO_PEER, Launch, launch_reduces, launch_wait
+from hetccl._launch cimport NO_PEER, Launch, launch_run
 from hetccl._layout cimport Part
 from hetccl._mailbox cimport ANY
-from hetccl._op cimport KIND_BUILTIN, KIND_PREMUL, KIND_USER
+from hetccl._marks cimport mark_await
+from hetccl._op cimport KIND_BUILTIN, KIND_PREMUL, KIND_USER, op_of
+from hetccl._reducible cimport launch_reduces
 from hetccl._request cimport Letter
 from hetccl._stream cimport stream_for
 
@@ -72,10 +75,8 @@ cdef class Placement(Endpoint):
         for i in range(2):
             if spans[i].owner != NULL:
                 self.check_device(spans[i], "recvbuf" if i == 0 else "sendbuf")
-        other = <object>spans[1].owner if span == spans[0] and spans[1].owner != NULL else None
-        request.launch.stream = stream_for(request.stream, <object>span.owner, other, vendor.runtime, vendor.device,
-                                           &request.library_holds)
         request.vendor, request.gpu, request.device = vendor, vendor.gpu, vendor.device
+        request.take_stream()
         return 0
 
     cdef int check_device(self, Span* span, str argument) except -1:
@@ -88,23 +89,74 @@ cdef class Placement(Endpoint):
         if device == DEVICE_UNKNOWN and span.count:
             device = vendor.runtime.pointer(<uintptr_t>span.ptr)["device"]
         if device != vendor.device and device != DEVICE_UNKNOWN:
-            raise ValueError(f"{argument}: is on device {device}, the communicator's is {vendor.device}: the first call "
-                             "on GPU memory chose it, or hetccl.Comm(comm, device=...)")
+            raise ValueError(f"{argument}: is on device {device}, the communicator's is {vendor.device}: the first "
+                             "call on GPU memory chose it, or hetccl.Comm(comm, device=...)")
         if span.layout != NULL:
             raise NotImplementedError(f"{argument}: a datatype with gaps is not packed in GPU memory by this version; "
                                       "copy the elements together first")
         return 0
 
+    cdef bint queue_quickly(self, int call, object sendbuf, object recvbuf, object op, object stream) except -1:
+        """Queue a blocking call without making a request, if it is of the common kind: two arrays of the communicator's
+        device, whose library keeps them. False: nothing was done, and nothing found wrong; the usual way tells."""
+        cdef Span send, recv
+        cdef Launch launch
+        cdef bint queued = False
+        self.usable(call)
+        if self.check or self.batch is not None or self.deferred.requests or is_in_place(sendbuf):
+            return False
+        span_clear(&send)
+        span_clear(&recv)
+        try:
+            span_of(recvbuf, &recv, "recvbuf", True, self.size if call in (ALLGATHER, ALLTOALL) else 1)
+            if recv.kind == self.vendor.runtime.kind:
+                span_of(sendbuf, &send, "sendbuf", False, self.size if call in (REDUCE_SCATTER_BLOCK, ALLTOALL) else 1)
+                queued = self.prepare_quickly(call, &send, &recv, op, &launch)
+                if queued:
+                    launch.stream = stream_for(stream, <object>recv.owner, <object>send.owner, self.vendor.runtime,
+                                               self.vendor.device, &queued)
+                if queued:
+                    launch_run(self.vendor, &launch)
+        finally:
+            span_release(&send)
+            span_release(&recv)
+        return queued
+
+    cdef bint prepare_quickly(self, int call, Span* send, Span* recv, object op, Launch* launch) except -1:
+        cdef OpChoice choice
+        cdef int64_t count = recv.count
+        if send.kind != recv.kind or send.device != recv.device or recv.device != self.vendor.device:
+            return False
+        if send.layout != NULL or recv.layout != NULL or send.dtype != recv.dtype or send.fortran != recv.fortran:
+            return False
+        if call == ALLGATHER or call == ALLTOALL:
+            count //= self.size
+        if send.itemsize != recv.itemsize or send.count != (recv.count if call == ALLTOALL else count * self.size if
+                                                            call == REDUCE_SCATTER_BLOCK else count):
+            return False
+        if not (span_ends_before(send, recv) or span_ends_before(recv, send)):
+            return False
+        memset(launch, 0, sizeof(Launch))
+        launch.call, launch.source, launch.target = call, <uint8_t*>send.ptr, <uint8_t*>recv.ptr
+        if op is None:
+            launch.dtype, launch.lanes, launch.count, launch.itemsize = HETCCL_UINT8, 1, count * recv.itemsize, 1
+            return True
+        launch.count, launch.itemsize = count, recv.itemsize
+        if recv.dtype >= HETCCL_FLOAT8_E4M3:
+            return False
+        op_of(op, recv.dtype, &choice)
+        return launch_reduces(launch, recv.dtype, &choice, self.size)
+
     cdef int reduce_on_device(self, Request request, Op op, OpChoice* choice, Span* given) except -1:
         name = self.vendor.ccl.name
         if choice.kind == KIND_USER:
             raise TypeError("op: a function of the user's runs on host memory, and the buffers are in GPU memory")
-        if not launch_reduces(&request.launch, given.dtype, choice):
+        if not launch_reduces(&request.launch, given.dtype, choice, self.size):
             raise TypeError(f"op: {name} has no {op.name} of {dtype_name(given.dtype)}, and the buffers are in GPU "
                             "memory; reduce host copies instead")
         if given.dtype in (HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2) and self.vendor.float8 != "ocp":
-            raise TypeError(f"op: {name} would take {dtype_name(given.dtype)}, which is OCP's format, for the FNUZ format "
-                            "of a GPU of this island")
+            raise TypeError(f"op: {name} would take {dtype_name(given.dtype)}, which is OCP's format, for the FNUZ "
+                            "format of a GPU of this island")
         return 0
 
     cdef int offer_reduction(self, Request request, int dtype, const OpChoice* choice) except -1:
@@ -113,7 +165,7 @@ cdef class Placement(Endpoint):
             return 0
         if choice.kind == KIND_PREMUL or choice.code == HETCCL_AVG:  # scaled before, or divided after
             plain.kind, plain.code = KIND_BUILTIN, HETCCL_SUM
-        if not launch_reduces(&request.launch, dtype, &plain):
+        if not launch_reduces(&request.launch, dtype, &plain, self.size):
             return 0
         # oneCCL drops NaNs, on one rank or the other, and has no float8.
         drops_nan = request.launch.dtype >= HETCCL_FLOAT16 and plain.code in (HETCCL_MIN, HETCCL_MAX)
@@ -188,8 +240,8 @@ cdef class Placement(Endpoint):
                 request.launch.dest, request.launch.source = letter.peer, letter.ptr
                 request.launch.count = letter.nbytes
             elif letter.peer == ANY:
-                raise ValueError("source: ANY_SOURCE is for host buffers; a message in GPU memory comes from a rank that "
-                                 "is named")
+                raise ValueError("source: ANY_SOURCE is for host buffers; a message in GPU memory comes from a rank "
+                                 "that is named")
             else:
                 request.launch.source_rank, request.launch.target = letter.peer, letter.ptr
                 request.launch.room = letter.nbytes
@@ -249,7 +301,7 @@ cdef class Placement(Endpoint):
         self.deferred.flush(None)
         for request in list(self.executor.inflight.values()):
             if request.is_queued() and request.event != NULL and not request.vendor.lost:
-                launch_wait(request.vendor, request.event, request.work.call)
+                mark_await(request.vendor, request.event, request.work.call)
         return 0
 
     cdef int leave_vendors(self) except -1:

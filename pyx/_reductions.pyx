@@ -40,7 +40,8 @@ cdef class Reductions(Placement):
         Cost    : 2 (p-1)/p n itemsize bytes received per rank; one island, large n
         Source  : MPI 4.1, section 6.9.6
         """
-        self.finish(self.allreduce(Request, sendbuf, recvbuf, op, stream), None)
+        if self.vendor is None or not self.queue_quickly(ALLREDUCE, sendbuf, recvbuf, op, stream):
+            self.finish(self.allreduce(Request, sendbuf, recvbuf, op, stream), None)
 
     def Iallreduce(self, sendbuf, recvbuf, op=SUM, *, stream=None):
         """Nonblocking Allreduce; returns a Request. Source : MPI 4.1, section 6.12.8"""
@@ -108,7 +109,8 @@ cdef class Reductions(Placement):
         Cost    : (p-1) n itemsize bytes received per rank
         Source  : MPI 4.1, section 6.10.1
         """
-        self.finish(self.scatter_block(Request, sendbuf, recvbuf, op, stream), None)
+        if self.vendor is None or not self.queue_quickly(REDUCE_SCATTER_BLOCK, sendbuf, recvbuf, op, stream):
+            self.finish(self.scatter_block(Request, sendbuf, recvbuf, op, stream), None)
 
     def Ireduce_scatter_block(self, sendbuf, recvbuf, op=SUM, *, stream=None):
         """Nonblocking Reduce_scatter_block; returns a Request. Source : MPI 4.1, section 6.12.9"""

@@ -57,7 +57,7 @@ cdef class Request(Lists):
     cdef Deferred deferred               # of messages in device memory, else None
     cdef bint pending                    # among those of `deferred`
     cdef object failure                  # what queueing the messages raised, or None
-    cdef bint library_holds              # the array library itself reuses the buffers' memory in the stream's order only
+    cdef bint library_holds              # the array library reuses the buffers' memory only in the stream's order
     cdef bint blocking                   # one of the calls that return when they are done, or queued
     cdef bint held                       # by the executor's `inflight`
     cdef bint persistent
@@ -70,6 +70,7 @@ cdef class Request(Lists):
     cdef bint begin_launch(self, bint waits) except -1
     cdef int outlive(self) except -1
     cdef int choose_stream(self) except -1
+    cdef int take_stream(self) except -1
     cdef bint note_queued(self, bint waits) except -1
     cdef int compare(self) except -1
     cdef int hold(self) except -1

@@ -14,13 +14,11 @@ from hetccl._buffer cimport span_release
 from hetccl._calls cimport NCOLLECTIVES, SENDRECV
 from hetccl._engine cimport is_final
 from hetccl._executor cimport has_failed
-from hetccl._launch cimport (
-    launch_group_begin, launch_group_finish, launch_groups, launch_in_group, launch_is_done, launch_mark, launch_run,
-    launch_unmark, launch_wait,
-)
+from hetccl._launch cimport launch_group_begin, launch_group_finish, launch_groups, launch_in_group, launch_run
 from hetccl._lists cimport is_mpi_request, status_clear
 from hetccl._mailbox cimport ANY, MESSAGE_TOO_LONG
-from hetccl._stream cimport stream_of
+from hetccl._marks cimport mark_await, mark_end, mark_free, mark_is_reached
+from hetccl._stream cimport stream_for
 from hetccl._row cimport COLLECTIVE_IDLE, COLLECTIVE_REFUSED
 
 from hetccl._calls import CALLS
@@ -63,7 +61,7 @@ cdef class Request(Lists):
 
     def __dealloc__(self):
         if self.event != NULL:
-            launch_unmark(self.gpu, self.device, self.event)
+            mark_free(self.gpu, self.device, self.event)
         free(self.parts)
         check_close(&self.check)
         span_release(&self.send)
@@ -146,9 +144,17 @@ cdef class Request(Lists):
 
     cdef int choose_stream(self) except -1:
         """A persistent call goes to the stream that is current at its start."""
-        cdef Span* span = &self.recv if self.recv.owner != NULL else &self.send
         if self.persistent:
-            self.launch.stream = stream_of(self.stream, <object>span.owner, self.vendor.runtime, self.device)
+            self.take_stream()
+        return 0
+
+    cdef int take_stream(self) except -1:
+        """Find the call's stream, and let it wait for what produces the buffers."""
+        cdef void* first = self.recv.owner if self.recv.owner != NULL else self.send.owner
+        cdef object other = None if self.send.owner == NULL else <object>self.send.owner
+        cdef bint holds = False
+        self.launch.stream = stream_for(self.stream, <object>first, other, self.vendor.runtime, self.device, &holds)
+        self.library_holds = holds
         return 0
 
     cdef bint note_queued(self, bint waits) except -1:
@@ -156,7 +162,7 @@ cdef class Request(Lists):
         self.active = True
         if not self.is_queued() or (waits and self.library_holds):
             return True
-        self.event = launch_mark(self.vendor, self.event, self.launch.stream)
+        self.event = mark_end(self.vendor, self.event, self.launch.stream)
         if waits:
             self.hold()
         return waits
@@ -187,7 +193,9 @@ cdef class Request(Lists):
             return self.executor.has_let_go(&self.work)
         if self.pending:
             return False
-        return self.event == NULL or self.vendor.handle == NULL or launch_is_done(self.vendor, self.event, self.work.call)
+        if self.event == NULL or self.vendor.handle == NULL:
+            return True
+        return mark_is_reached(self.vendor, self.event, self.work.call)
 
     cdef Request go(self):
         """Start it and leave it to the engine."""
@@ -232,7 +240,7 @@ cdef class Request(Lists):
         """Whether it is complete."""
         if self.is_queued():
             self.queue_now()
-            return self.event == NULL or launch_is_done(self.vendor, self.event, self.work.call)
+            return self.event == NULL or mark_is_reached(self.vendor, self.event, self.work.call)
         return not self.is_engaged() or self.executor.poll_once(&self.work)
 
     cdef int queue_now(self) except -1:
@@ -251,7 +259,7 @@ cdef class Request(Lists):
             if self.is_queued():
                 self.queue_now()
                 if self.event != NULL and not self.blocking:
-                    launch_wait(self.vendor, self.event, self.work.call)
+                    mark_await(self.vendor, self.event, self.work.call)
             elif self.is_engaged():
                 executor.wait(&self.work)
         except BaseException:
@@ -476,8 +484,9 @@ cdef int check_own_messages(list requests) except -1:
         if request.work.call >= NCOLLECTIVES:
             balance += (request.launch.dest == rank) - (request.launch.source_rank == rank)
     if balance:
-        raise ValueError(f"{CALLS[(<Request>requests[0]).work.call]}: a message in GPU memory from rank {rank} to itself "
-                         "needs its other side in the same burst or group: Isend and Irecv, or Sendrecv")
+        call = CALLS[(<Request>requests[0]).work.call]
+        raise ValueError(f"{call}: a message in GPU memory from rank {rank} to itself needs its other side in the same "
+                         "burst or group: Isend and Irecv, or Sendrecv")
     return 0
 
 

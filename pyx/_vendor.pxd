@@ -22,6 +22,8 @@ cdef extern from "hetccl/watch.h" nogil:
     ctypedef struct hetccl_watch_t:
         int lost_rank
         int error
+        int timed_out
+        int64_t timeout_ns
         int npeers
         char* text
         hetccl_watch_t* next
@@ -31,10 +33,12 @@ cdef extern from "hetccl/watch.h" nogil:
     void hetccl_watch_close(hetccl_watch_t* watch)
     void hetccl_watch_unlink(hetccl_watch_t** list, hetccl_watch_t* watch)
     void* hetccl_watch_take(hetccl_watch_t* watch)
+    void hetccl_watch_settle(hetccl_watch_t* watch)
     int hetccl_watch_abort(hetccl_watch_t* watch, void* comm)
     int hetccl_watch_ask(hetccl_watch_t* watch, int* has_gone)
     int hetccl_watch_ended(hetccl_watch_t* watch)
     int64_t hetccl_now_ns()
+    void hetccl_pause(int64_t ns)
     void* hetccl_watch_hold(hetccl_watch_t* watch)
     void hetccl_watch_release(hetccl_watch_t* watch)
 

@@ -16,20 +16,15 @@ from hetccl._mutex cimport hetccl_mutex_open
 from hetccl._runtime cimport HETCCL_MISSING
 from hetccl._vendor cimport (
     HETCCL_WATCH_NOBODY, hetccl_device_enter, hetccl_job_drop, hetccl_job_start, hetccl_job_t, hetccl_job_wait,
-    hetccl_now_ns, hetccl_peer_t, hetccl_watch_abort, hetccl_watch_ask, hetccl_watch_close, hetccl_watch_ended,
-    hetccl_watch_init, hetccl_watch_open, hetccl_watch_t, hetccl_watch_take, hetccl_watch_unlink,
+    hetccl_now_ns, hetccl_pause, hetccl_peer_t, hetccl_watch_abort, hetccl_watch_ask, hetccl_watch_close,
+    hetccl_watch_ended, hetccl_watch_init, hetccl_watch_open, hetccl_watch_settle, hetccl_watch_t, hetccl_watch_take,
+    hetccl_watch_unlink,
 )
 
 from hetccl.errors import CommClosed, CommTimeout, PeerError
 
-cdef extern from *:
-    """
-    #include <sched.h>
-    #include <time.h>
-    static inline void hetccl_pause(long ns) { nanosleep(&(struct timespec){0, ns}, NULL); }
-    """
-    int sched_yield() noexcept nogil
-    void hetccl_pause(long ns) noexcept nogil
+cdef extern from "sched.h" nogil:
+    int sched_yield()
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -148,6 +143,7 @@ cdef class VendorComm:
             raise MemoryError("the peers of a communicator")
         for i in range(npeers):
             found[i].rank, found[i].pid = peers[i]
+        self.watch.timeout_ns = self.timeout_ns
         error = hetccl_watch_open(&self.watch, found, npeers)
         if error != 0:
             self.abort()
@@ -207,8 +203,13 @@ cdef class VendorComm:
                 code = self.functions.split(self.functions, handle, color, key, child.place)
         finally:
             self.leave(saved)
-        if code != 0:
-            self.conclude(code, "Split", "split")
+        child.handle = child.place[0]
+        try:
+            if code != 0:
+                self.conclude(code, "Split", "split")
+        except BaseException:
+            child.abort()
+            raise
         child.handle = child.place[0]
         if child.handle == NULL:
             return None
@@ -306,11 +307,12 @@ cdef class VendorComm:
 
         Raises : CommTimeout, NcclError and the like; it has been aborted then
         """
-        if self.closed or self.place == NULL:
+        if self.place != NULL and self.generation == forks:
+            self.await_others("Free")
+        if self.closed or self.place == NULL or self.generation != forks:
+            self.closed = True
             return
         self.closed = True
-        if self.generation != forks:
-            return
         try:
             self.finalize()
             self.destroy()
@@ -324,6 +326,8 @@ cdef class VendorComm:
         cdef int code
         if self.handle == NULL:
             return 0
+        with nogil:
+            hetccl_watch_settle(&self.watch)
         try:
             handle = self.enter("Free", &saved)
             try:
@@ -335,8 +339,8 @@ cdef class VendorComm:
                 self.leave(saved)
             if code != 0 and code != HETCCL_MISSING:
                 self.conclude(code, "Free", "finalize")
-        except PeerError:
-            pass  # what cannot be finished with the dead has been ended by the watch
+        except (PeerError, CommClosed):
+            pass  # the watch, or another thread, has ended it meanwhile
         return 0
 
     cdef int destroy(self) except -1:
@@ -374,7 +378,8 @@ cdef class VendorComm:
         """Keep the communicator from being freed, and make its device the thread's; answers the handle."""
         cdef int code
         cdef void* handle = vendor_hold(self)
-        if handle == NULL and self.place[0] != NULL:
+        # Other threads may have run since usable().
+        if handle == NULL and self.place[0] != NULL or self.closed and call != "Free":
             vendor_release(self)
             self.refuse(call)
         with nogil:
@@ -398,7 +403,8 @@ cdef class VendorComm:
             raise CommClosed(f"{call}: the communicator belongs to the parent of this forked process", call=call)
         if self.closed or self.handle == NULL:
             return self.raise_ended(call)
-        return self.await_others(call)
+        self.await_others(call)
+        return self.raise_ended(call) if self.closed or self.handle == NULL else 0
 
     cdef int await_others(self, str call) except -1:
         """Wait until no other thread waits in the communicator: the library takes no call while one is in progress."""
@@ -410,7 +416,7 @@ cdef class VendorComm:
                 raise CommTimeout(f"{call}: another thread has been in a call of the communicator for "
                                   f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT)", call=call)
             time.sleep(OTHERS_S)
-        return self.raise_ended(call) if self.handle == NULL else 0
+        return 0
 
     cdef int raise_ended(self, str call) except -1:
         """Raise why the communicator has ended."""
@@ -418,6 +424,10 @@ cdef class VendorComm:
         if self.lost and peer != HETCCL_WATCH_NOBODY:
             raise PeerError(f"{call}: rank {peer} has ended; {self.ccl.name}'s communicator was aborted and cannot be "
                             "used any more", call=call, peer=peer)
+        if self.watch.timed_out:
+            raise CommTimeout(f"{call}: a call was inside {self.ccl.name} for {self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT): "
+                              "a rank of the island has not come to the same call, or cannot be reached; the "
+                              "communicator was aborted", call=call)
         if self.lost:
             detail = (<bytes>(<char*>self.watch.text)).decode(errors="replace").strip()
             raise self.ccl.error_of(self.watch.error, call, "async_error", detail)
@@ -481,7 +491,7 @@ cdef class VendorComm:
                     peer = hetccl_watch_ended(&self.watch)
         if peer != HETCCL_WATCH_NOBODY:
             raise PeerError(f"{call}: rank {peer} has ended", call=call, code=code, peer=peer) from error
-        if self.lost or self.aborted or self.closed and self.handle == NULL:
+        if self.lost or self.aborted or self.closed and function != "finalize":
             self.raise_ended(call)
         raise error
 

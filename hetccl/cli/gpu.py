@@ -14,6 +14,7 @@ from hetccl.libraries import LIBRARIES
 # By the names of libraries.LIBRARIES: the runtime and the CCL of a vendor.
 RUNTIMES = {"nvidia": "CUDA driver", "amd": "HIP"}
 CCLS = {"nvidia": "NCCL", "amd": "RCCL"}
+KNOWN = {known.name: known for known in LIBRARIES}
 # Functions of the two tables without which some call raises. What else may be missing has a substitute (all_to_all is
 # then a group of sends and receives), or is not called by this version.
 NEEDED = {
@@ -55,12 +56,14 @@ def sight(settings):
     if not devices:
         return Sight((), None, None)
     vendor = devices[0].vendor
-    return Sight(devices, _open_runtime(vendor, settings), _open_ccl(vendor, settings))
+    return Sight(devices, _open(RUNTIMES[vendor], vendors.open_runtime, vendor, settings), _open_ccl(vendor, settings))
 
 
 def open_found(names, settings):
-    """The runtimes and CCLs among `names`, of libraries.LIBRARIES, as tables: list of Opened."""
-    runtimes = [_open_runtime(vendor, settings) for vendor, name in RUNTIMES.items() if name in names]
+    """The runtimes and CCLs among `names`, of libraries.LIBRARIES, as tables: list of Opened. No driver is started."""
+    runtimes = [
+        _open(name, vendors.load_runtime, vendor, settings) for vendor, name in RUNTIMES.items() if name in names
+    ]
     return runtimes + [_open_ccl(vendor, settings) for vendor, name in CCLS.items() if name in names]
 
 
@@ -91,14 +94,19 @@ def job_checks(members, sights, needed):
 
 
 def device_of(members, sights, rank):
-    """Index of the GPU that doctor tries on a rank, None without one: neighbours on a host take different ones."""
-    here = [peer for peer, member in enumerate(members) if member.machine == members[rank].machine]
-    count = len(sights[rank].devices)
-    return here.index(rank) % count if count else None
+    """Index of the GPU that doctor tries on a rank, None without one.
 
-
-def _open_runtime(vendor, settings):
-    return _open(RUNTIMES[vendor], vendors.open_runtime, vendor, settings)
+    It is the first that no lower rank of the host takes; ranks may see the same GPUs in different orders.
+    """
+    taken = set()
+    chosen = None
+    for peer in range(rank + 1):
+        devices = sights[peer].devices
+        if members[peer].machine == members[rank].machine and devices:
+            free = [index for index, device in enumerate(devices) if device not in taken]
+            chosen = free[0] if free else 0
+            taken.add(devices[chosen])
+    return chosen if sights[rank].devices else None
 
 
 def _open_ccl(vendor, settings):
@@ -109,15 +117,16 @@ def _open(name, opener, vendor, settings):
     try:
         table = opener(vendor, settings)
     except HetcclError as error:
-        return Opened(name, problem=job.first_line(error))
+        override = KNOWN[name].override(settings)
+        told = job.first_line(error)
+        return Opened(name, problem=f"{told} as {override}" if override and override not in told else told)
     library = table.library
     return Opened(name, table.version, library.path, library.origin, tuple(table.missing()))
 
 
 def _library_check(opened, bad):
-    (known,) = (known for known in LIBRARIES if known.name == opened.name)
     if opened.problem:
-        advice = f"install it, or name its file by HETCCL_{known.setting.upper()}"
+        advice = f"install it, or name its file by HETCCL_{KNOWN[opened.name].setting.upper()}"
         return Check(opened.name, bad, opened.problem, advice)
     found = f"{opened.version} {opened.path} ({opened.origin})".strip()
     if opened.missing:

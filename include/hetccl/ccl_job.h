@@ -32,6 +32,8 @@ static inline int hetccl_thread_start(pthread_t *thread, void *(*main)(void *), 
     return error;
 }
 
+static inline void hetccl_pause(int64_t ns) { nanosleep(&(struct timespec){0, ns}, NULL); }
+
 /* As the table's own, for callers without the GIL. */
 static inline int hetccl_device_enter(const hetccl_runtime_t *gpu, int device, void **saved) {
     return gpu->enter(device, saved);

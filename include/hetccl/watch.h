@@ -26,6 +26,8 @@ enum {
     HETCCL_WATCH_TEXT_BYTES = 512
 };
 
+#define HETCCL_WATCH_CALL ((uint64_t)1 << 32)
+
 typedef struct hetccl_peer {
     int rank;
     int pid;
@@ -42,7 +44,9 @@ typedef struct hetccl_watch {
     int lost_rank;         /* the peer that ended, or HETCCL_WATCH_NOBODY */
     int error;             /* the library's code; 0 if a peer is the reason */
     char text[HETCCL_WATCH_TEXT_BYTES]; /* the library's words for the error */
-    int inside;            /* calls of the library under way */
+    uint64_t inside;       /* calls of the library: under way (low half), ever begun (high half) */
+    int64_t timeout_ns;    /* a call may stay inside the library so long, connecting the ranks */
+    int timed_out;         /* the reason: a call stayed longer */
     pthread_mutex_t mutex; /* of the handle's end, the peers, and async_error, which may finish the library's work */
     pthread_t thread;
     int running;
@@ -55,7 +59,7 @@ typedef struct hetccl_watch {
 
 /* The handle, or NULL; until the release nobody frees it, unless the call hangs. */
 static inline void *hetccl_watch_hold(hetccl_watch_t *watch) {
-    __atomic_fetch_add(&watch->inside, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&watch->inside, HETCCL_WATCH_CALL | 1, __ATOMIC_SEQ_CST);
     return __atomic_load_n(watch->handle, __ATOMIC_SEQ_CST);
 }
 
@@ -74,7 +78,7 @@ static inline void *hetccl_watch_take(hetccl_watch_t *watch) {
 /* Wait for the calls that still have the handle. One that stays is what an abort is for. */
 static inline void hetccl_watch_settle(hetccl_watch_t *watch) {
     int64_t until_ns = hetccl_now_ns() + HETCCL_WATCH_SETTLE_MS * 1000000LL;
-    while (__atomic_load_n(&watch->inside, __ATOMIC_ACQUIRE) && hetccl_now_ns() < until_ns) sched_yield();
+    while ((uint32_t)__atomic_load_n(&watch->inside, __ATOMIC_ACQUIRE) && hetccl_now_ns() < until_ns) sched_yield();
 }
 
 /* End a communicator that was taken away. 0, the library's code, or HETCCL_MISSING if it could not be ended in time. */
@@ -117,13 +121,14 @@ static inline int hetccl_watch_ended(hetccl_watch_t *watch) {
     return rank;
 }
 
-/* End the communicator because of a peer or an error, unless its owner has. */
+/* End the communicator because of a peer, an error or, with neither, a call that hangs, unless its owner has. */
 static inline void hetccl_watch_condemn(hetccl_watch_t *watch, int peer, int error) {
     pthread_mutex_lock(&watch->mutex);
     void *comm = __atomic_load_n(watch->handle, __ATOMIC_SEQ_CST);
     if (comm) {
         watch->lost_rank = peer;
         watch->error = peer == HETCCL_WATCH_NOBODY ? error : 0;
+        watch->timed_out = peer == HETCCL_WATCH_NOBODY && !error;
         if (watch->error) strncpy(watch->text, watch->ccl->last_error(comm), sizeof watch->text - 1);
         __atomic_store_n(watch->lost, 1, __ATOMIC_SEQ_CST);
         __atomic_store_n(watch->handle, NULL, __ATOMIC_SEQ_CST);
@@ -142,8 +147,21 @@ static inline int hetccl_watch_sleep(hetccl_watch_t *watch, struct pollfd *ends,
     return ends[0].revents != 0;
 }
 
+/* Whether one call has been inside the library for longer than the time-out. begun, since_ns: of the last look. */
+static inline int hetccl_watch_hangs(hetccl_watch_t *watch, uint64_t *begun, int64_t *since_ns) {
+    uint64_t inside = __atomic_load_n(&watch->inside, __ATOMIC_ACQUIRE);
+    int64_t now_ns = hetccl_now_ns();
+    if (inside != *begun || (uint32_t)inside == 0) {
+        *begun = inside;
+        *since_ns = now_ns;
+    }
+    return now_ns - *since_ns > watch->timeout_ns;
+}
+
 static void *hetccl_watch_main(void *argument) {
     hetccl_watch_t *watch = argument;
+    uint64_t begun = 0;
+    int64_t since_ns = hetccl_now_ns();
     struct pollfd *ends = calloc(watch->npeers + 1, sizeof *ends);
     struct pollfd alone;
     int timeout_ms = HETCCL_WATCH_PERIOD_MS, grace_ms = 0, waited_ms = 0, has_gone = 0;
@@ -153,6 +171,10 @@ static void *hetccl_watch_main(void *argument) {
         int state = hetccl_watch_ask(watch, &has_gone);
         int error = state == watch->ccl->in_progress ? 0 : state;
         if (has_gone) break;
+        if (hetccl_watch_hangs(watch, &begun, &since_ns)) {
+            hetccl_watch_condemn(watch, HETCCL_WATCH_NOBODY, 0);
+            break;
+        }
         if (peer == HETCCL_WATCH_NOBODY && !error) {
             timeout_ms = HETCCL_WATCH_PERIOD_MS;
             waited_ms = 0;

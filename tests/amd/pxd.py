@@ -40,9 +40,8 @@ class Declarations:
                 self._types[match[2]] = ("alias", f"typedef {match[1]} (*{match[2]})({match[3]});")
             elif match := ALIAS.match(line):
                 self._types[match[2]] = ("alias", f"typedef {match[1]} {match[2]};")
-            elif match := FUNCTION.match(line):
-                name = symbols.get(match[2], match[2])
-                self.functions[name] = (match[1].strip(), match[3])
+            elif (match := FUNCTION.match(line)) and match[2] in symbols:
+                self.functions[symbols[match[2]]] = (match[1].strip(), match[3])
 
     def cpp(self, names):
         """C++ text that declares these functions, as far as AMD has them, and every type they need.

@@ -1,7 +1,10 @@
 """hetccl's RCCL table against what AMD declared and compiled: names, signatures, numbers, and the layout of structs."""
 
+import re
+
 import pytest
 
+import launch
 from amd import contract
 from amd.contract import Function
 
@@ -20,6 +23,28 @@ CONFIG = [
     ("max_ctas", "maxCTAs"),
     ("split_share", "splitShare"),
 ]
+# Numbers that go to the library as they are: hetccl's name (include/hetccl/abi.h), AMD's.
+NUMBERS = [
+    ("HETCCL_INT8", "ncclInt8"),
+    ("HETCCL_UINT8", "ncclUint8"),
+    ("HETCCL_INT32", "ncclInt32"),
+    ("HETCCL_UINT32", "ncclUint32"),
+    ("HETCCL_INT64", "ncclInt64"),
+    ("HETCCL_UINT64", "ncclUint64"),
+    ("HETCCL_FLOAT16", "ncclFloat16"),
+    ("HETCCL_FLOAT32", "ncclFloat32"),
+    ("HETCCL_FLOAT64", "ncclFloat64"),
+    ("HETCCL_BFLOAT16", "ncclBfloat16"),
+    ("HETCCL_FLOAT8_E4M3", "ncclFloat8e4m3"),
+    ("HETCCL_FLOAT8_E5M2", "ncclFloat8e5m2"),
+    ("HETCCL_SUM", "ncclSum"),
+    ("HETCCL_PROD", "ncclProd"),
+    ("HETCCL_MAX", "ncclMax"),
+    ("HETCCL_MIN", "ncclMin"),
+    ("HETCCL_AVG", "ncclAvg"),
+    ("HETCCL_NVENDOR_OPS", "ncclNumOps"),
+]
+ABI = '#include "hetccl/abi.h"\n'
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +83,26 @@ def test_unique_id(compiled):
     assert not contract.untrue([f"sizeof(hetccl_nccl_id_t) == {size}"], OWN)
 
 
+@pytest.mark.parametrize(("ours", "theirs"), NUMBERS)
+def test_number(compiled, ours, theirs):
+    assert not contract.untrue([f"{ours} == {compiled['values'][theirs]}"], ABI)
+
+
+def test_every_dtype_of_the_vendors_is_compared():
+    """In abi.h hetccl's own dtypes begin at 32; all before are handed on as they are."""
+    text = (contract.INCLUDE / "hetccl" / "abi.h").read_text()
+    kinds = re.search(r"enum hetccl_dtype \{(.*?)\};", text, re.DOTALL)[1]
+    vendors = [name for name, number in re.findall(r"(\w+) = (\d+)", kinds) if int(number) < 32]
+    assert vendors == [ours for ours, theirs in NUMBERS[: len(vendors)]]
+
+
+def test_scalar_in_host_memory(compiled):
+    """_launch reads the factor of PREMUL_SUM at the call."""
+    text = (launch.ROOT / "pyx" / "_launch.pyx").read_text()
+    number = int(re.search(r"HOST_IMMEDIATE = (\d+)", text)[1])
+    assert number == compiled["values"]["ncclScalarHostImmediate"]
+
+
 def test_in_progress(compiled):
     assert not contract.untrue([f"HETCCL_NCCL_IN_PROGRESS == {compiled['values']['ncclInProgress']}"], OWN)
 
@@ -88,6 +133,9 @@ def test_wrong_name_is_refused(declarations):
         contract.mismatches([function], declarations.cpp(function.names), OWN)
 
 
-@pytest.mark.parametrize("claim", ["offsetof(hetccl_nccl_config_t, split_share) == 36", "HETCCL_NCCL_IN_PROGRESS == 6"])
+@pytest.mark.parametrize(
+    "claim",
+    ["offsetof(hetccl_nccl_config_t, split_share) == 36", "HETCCL_NCCL_IN_PROGRESS == 6", "HETCCL_BFLOAT16 == 8"],
+)
 def test_wrong_number_is_refused(claim):
-    assert contract.untrue([claim], OWN) == [claim]
+    assert contract.untrue([claim], OWN + ABI) == [claim]

@@ -63,7 +63,8 @@ def rccl():
     if platform.machine() != "x86_64":
         raise Unavailable(f"the emulated RCCL is written for x86-64, not {platform.machine()}")
     sources = [HERE / "rccl.c", HERE / "rccl_names.h"]
-    return _built(OUT / "librccl.so.1", sources, lambda folder: ["gcc", "-std=gnu11", "-O2", "-fPIC", *WARNINGS, sources[0]])
+    command = ["gcc", "-std=gnu11", "-O2", "-fPIC", *WARNINGS, sources[0]]
+    return _built(OUT / "librccl.so.1", sources, lambda folder: command)
 
 
 def cuda_headers():

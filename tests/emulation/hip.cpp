@@ -179,8 +179,12 @@ hipError_t hipDevicePrimaryCtxGetState(hipDevice_t device, unsigned int *flags, 
 hipError_t hipGetDeviceProperties(hipDeviceProp_t *properties, int device)
 {
     char name[200] = "";
-    int code = nvidia::device_name(name, sizeof name, device);
-    if (code != 0 && code != nvidia::ABSENT)
+    int count = 0, code = nvidia::device_count(&count);
+    if (code == 0 && (device < 0 || device >= count))
+        code = hipErrorInvalidDevice;
+    if (code == 0)
+        code = nvidia::device_name(name, sizeof name, device);
+    if (code != 0 && code != nvidia::ABSENT) /* the fake driver's devices have no names */
         return answer(code);
     memset(properties, 0, sizeof *properties);
     snprintf(properties->gcnArchName, sizeof properties->gcnArchName, "%s", ARCH);

@@ -3,6 +3,7 @@
  * makes of HIP's interface, nothing of AMD's software.
  *
  * FAKE_HIP_DEVICES, _FAIL, _LAZY and _WAIT_MS as for the fake driver; HIP_VISIBLE_DEVICES
+ * FAKE_HIP_ARCH=gfx942          architecture of all devices
  * FAKE_HIP_VERSION=70125424     as hipRuntimeGetVersion tells it; below 60000000 HIP 5's numbers hold */
 #define _GNU_SOURCE
 #define FAKE_HIP
@@ -25,9 +26,9 @@ static int since6(void) {
     return version() >= 60000000;
 }
 
-/* What a function answers is the thread's last error too. */
+/* What a function answers is the thread's last error too; newer releases leave "not ready" out. */
 static int remember(int code) {
-    if (code) last_error = code;
+    if (code && !(code == NOT_READY && since6())) last_error = code;
     return code;
 }
 
@@ -112,19 +113,20 @@ EXPORT int hipDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
     FORWARD(cuDevicePrimaryCtxGetState(device, flags, active));
 }
 
-static int properties(char *struct_, size_t nbytes, size_t arch_offset, const char *arch, int device) {
+static int properties(char *struct_, size_t nbytes, size_t arch_offset, int device) {
+    const char *arch = getenv("FAKE_HIP_ARCH");
     if (physical(device) < 0) return BAD_DEVICE;
     memset(struct_, 0xEE, nbytes);
-    strcpy(struct_ + arch_offset, arch);
+    snprintf(struct_ + arch_offset, 64, "%s:sramecc+:xnack-", arch ? arch : "gfx942");
     return OK;
 }
 
 EXPORT int hipGetDevicePropertiesR0600(void *struct_, int device) {
-    FORWARD(properties(struct_, 1472, 1160, "gfx942:sramecc+:xnack-", device));
+    FORWARD(properties(struct_, 1472, 1160, device));
 }
 
 EXPORT int hipGetDeviceProperties(void *struct_, int device) {
-    FORWARD(properties(struct_, 792, 396, "gfx90a:sramecc+:xnack-", device));
+    FORWARD(properties(struct_, 792, 396, device));
 }
 
 EXPORT int hipMalloc(void **pointer, size_t nbytes) {

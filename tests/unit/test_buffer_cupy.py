@@ -217,5 +217,6 @@ def test_torch_tensors_with_a_history_are_refused():
         with pytest.raises(BufferError, match="detach"):
             describe(tensor)
     assert describe((leaf * 2).detach())["count"] == 3
+    assert describe((leaf * 2).detach()[1:])["count"] == 2
     leaf.requires_grad_(False)
     assert describe(leaf)["count"] == 3

@@ -132,6 +132,14 @@ def test_reads_the_process_environment(monkeypatch):
     assert config.load().timeout == 7.0
 
 
+def test_what_is_offered_does_not_replace_the_users(monkeypatch):
+    monkeypatch.setenv("CCL_LOG_LEVEL", "info")
+    monkeypatch.delenv("CCL_ATL_SHM", raising=False)
+    config.offer({"CCL_LOG_LEVEL": "error", "CCL_ATL_SHM": "1"})
+    offered = os.environ["CCL_LOG_LEVEL"], os.environ.pop("CCL_ATL_SHM")
+    assert offered == ("info", "1")
+
+
 def test_frozen_and_picklable():
     loaded = config.load({"HETCCL_ISLAND": "a"})
     with pytest.raises(dataclasses.FrozenInstanceError):

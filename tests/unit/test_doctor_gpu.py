@@ -15,7 +15,8 @@ from hetccl import config, topology
 from hetccl.cli import gpu, info
 from hetccl.errors import LibraryNotFound
 
-INCLUDE = Path(__file__).resolve().parents[2] / "include" / "hetccl"
+ROOT = Path(__file__).resolve().parents[2]
+INCLUDE = ROOT / "include" / "hetccl"
 GPUS = tuple(topology.Device("nvidia", "NVIDIA H200", f"0000:{bus}:00.0", f"GPU-{bus}") for bus in (18, 29, 54))
 RUNTIME = gpu.Opened("CUDA driver", "13.0", "/lib/libcuda.so.1", "system")
 CCL = gpu.Opened("NCCL", "2.28.9", "/lib/libnccl.so.2", "wheel")
@@ -52,6 +53,7 @@ def libraries(monkeypatch):
 
     def make(runtime, ccl):
         monkeypatch.setattr(gpu.vendors, "open_runtime", runtime)
+        monkeypatch.setattr(gpu.vendors, "load_runtime", runtime)
         monkeypatch.setattr(gpu.vendors, "open_ccl", ccl)
         monkeypatch.setattr(topology, "devices", lambda settings: GPUS[:1])
         return gpu.sight(config.Config())
@@ -153,6 +155,8 @@ def test_device_to_try():
     members = [NVIDIA, replace(NVIDIA, machine="n1/boot"), NVIDIA, NVIDIA, MEMBER]
     sights = [sight(*GPUS[:2]), sight(GPUS[0]), sight(*GPUS[:2]), sight(*GPUS[:2]), sight()]
     assert [gpu.device_of(members, sights, rank) for rank in range(5)] == [0, 0, 1, 0, None]
+    permuted = [sight(*GPUS[:2]), sight(*GPUS[1::-1])]
+    assert [gpu.device_of([NVIDIA] * 2, permuted, rank) for rank in range(2)] == [0, 0]
 
 
 def test_functions_that_are_needed_exist():
@@ -205,6 +209,13 @@ def test_libraries_that_work(on_fakes, options):
     assert ("vendor's communicator" in checks["communicator"]["text"]) == bool(options)
 
 
+def test_the_page_has_a_row_for_each_check(on_fakes):
+    _, checks = on_fakes()
+    page = (ROOT / "docs" / "cli.md").read_text().partition("## doctor")[2].partition("## bench")[0]
+    rows = re.findall(r"^\| ([^|]+?)(?: \*)? \|", page, re.MULTILINE)
+    assert set(checks) <= {name for row in rows for name in row.split(", ")}
+
+
 @pytest.mark.parametrize(
     "env",
     [{"FAKE_CUDA_FAIL": "cuDevicePrimaryCtxRetain=2"}, {"FAKE_CCL_FAIL": "ncclCommInitRankConfig=3"}],
@@ -215,6 +226,12 @@ def test_only_gpu_touches_a_gpu(on_fakes, env):
     assert (status, checks["communicator"]["status"]) == (0, "ok")
     status, checks = on_fakes("--gpu", **env)
     assert (status, checks["communicator"]["status"]) == (1, "fail")
+
+
+def test_a_wrong_path(on_fakes):
+    status, checks = on_fakes(HETCCL_NCCL_LIB="/nowhere/libnccl.so.2")
+    assert (status, checks["NCCL"]["status"]) == (0, "warn")
+    assert "/nowhere/libnccl.so.2" in checks["NCCL"]["text"]
 
 
 def test_an_old_library(on_fakes):

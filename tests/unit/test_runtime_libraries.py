@@ -203,7 +203,7 @@ def hip5():
         runtime = _hip.open(build("fakehip", without={HIP5_LACKS!r}))
         assert runtime.version == "5.2.21153"
         assert runtime.missing() == ("dmabuf_export",), runtime.missing()
-        assert runtime.device_arch(0) == "gfx90a"
+        assert runtime.device_arch(0) == "gfx90a"  # without its modes
         answers = {{}}
         with Table(runtime) as table:
             for check in runtime_checks.CHECKS:
@@ -216,6 +216,7 @@ def hip5():
         print(json.dumps(answers))
         """,
         FAKE_HIP_VERSION="50221153",
+        FAKE_HIP_ARCH="gfx90a",
     )
     return json.loads(out)
 
@@ -224,6 +225,30 @@ def hip5():
 @pytest.mark.parametrize("name", [c.__name__ for c in runtime_checks.CHECKS if "dmabuf_export" not in c.needs])
 def test_hip5(hip5, name):
     assert hip5[name] == ""
+
+
+@needs_compiler
+def test_hip5_answers_are_no_errors():
+    """HIP 5 remembers "not ready" and "unknown memory" as errors; programs would find them after their own kernels."""
+    run(
+        """
+        with Table(_hip.open(build("fakehip"))) as table:
+            library = ctypes.CDLL(table.runtime.library.path)
+            stream, event, device = table.made("stream_create"), table.made("event_create"), table.made("alloc", 64)
+            table("fill_async", device, 1, 1, 64, stream)
+            table("event_record", event, stream)
+            library.hipGetLastError()
+            for function, handle in (("event_query", event), ("stream_query", stream)):
+                assert table.code(function, handle) == 600
+                assert library.hipPeekAtLastError() == 0, function
+            assert library.hipPointerGetAttributes(ctypes.create_string_buffer(32), ctypes.c_void_p(id(table))) == 1
+            assert library.hipGetLastError() == 1
+            assert table.about(id(table)).kind == 0
+            assert library.hipPeekAtLastError() == 0
+        """,
+        FAKE_HIP_VERSION="50221153",
+        FAKE_HIP_LAZY="1",
+    )
 
 
 @needs_compiler

@@ -259,3 +259,43 @@ assert type(error) is PeerError and error.peer == 1 and error.code == 6, repr(er
     )
     with start(tmp_path, 2, body, env={"FAKE_CCL_FAIL": "ncclAllReduce=6@2"}) as ranks:
         assert_ended_well(ranks, [0, 3])
+
+
+def test_threads_end_it_at_any_moment(tmp_path):
+    """Whoever comes first ends the communicator; the others are told, and nothing is left behind."""
+    body = """
+    import random
+    random.seed(1)
+    ccl, runtime = open_ccl(), open_runtime()
+    x = np.ones(3, "f4")
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        comm = VendorComm(ccl, runtime, 0, 1, 0, ccl.unique_id(), 5.0, [(1, os.getppid())])
+        seen = []
+        def split():
+            for _ in range(3):
+                comm.Split(0, 0).close()
+        def register():
+            for _ in range(5):
+                comm.deregister(comm.register(x.ctypes.data, x.nbytes))
+        def end():
+            time.sleep(random.random() * 0.002)
+            random.choice([comm.abort, comm.close])()
+        def run(function):
+            try:
+                function()
+            except HetcclError as error:
+                seen.append(error)
+        threads = [threading.Thread(target=run, args=(function,)) for function in (split, register, end, end)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        comm.close()
+        # The library refuses a call while another thread's is in progress.
+        wrong = [error for error in seen if type(error) is not CommClosed and "in progress" not in str(error)]
+        assert not wrong, wrong
+    assert live() == 0
+    """
+    with start(tmp_path, 1, body) as ranks:
+        assert_ended_well(ranks, [0])

@@ -21,10 +21,18 @@ MEET_S = 20
 POLL_S = 0.005
 # NCCL's numbers.
 DTYPES = {
-    name: number
-    for number, name in enumerate(
-        "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64 bfloat16 float8_e4m3fn float8_e5m2".split()
-    )
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "uint32": 3,
+    "int64": 4,
+    "uint64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+    "float8_e4m3fn": 10,
+    "float8_e5m2": 11,
 }
 OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 PRELUDE = """\
