@@ -332,7 +332,11 @@ static inline int hetccl_oneccl_init(const hetccl_ccl_t *ccl, void **comm_p, int
     return code;
 }
 
-static inline int hetccl_oneccl_finalize(void *comm) { return hetccl_oneccl_post(comm, HETCCL_ONECCL_JOB_FINALIZE); }
+/* With a library that is stuck there is nothing to finish: what it holds stays until the process ends, as after abort. */
+static inline int hetccl_oneccl_finalize(void *comm) {
+    int code = hetccl_oneccl_post(comm, HETCCL_ONECCL_JOB_FINALIZE);
+    return code == HETCCL_ONECCL_STUCK ? 0 : code;
+}
 
 /* It ends when the other ranks have come to it too; whoever calls it can leave the thread that waits here. */
 static inline int hetccl_oneccl_destroy(void *comm_) {
@@ -342,7 +346,7 @@ static inline int hetccl_oneccl_destroy(void *comm_) {
     while (code == HETCCL_ONECCL_IN_PROGRESS) code = hetccl_oneccl_wait(comm, HETCCL_ONECCL_ID_NS);
     hetccl_oneccl_leave(comm);
     pthread_mutex_unlock(&hetccl_oneccl.mutex);
-    return code;
+    return code == HETCCL_ONECCL_STUCK ? 0 : code;
 }
 
 static inline const char *hetccl_oneccl_error_text(int code) {

@@ -7,12 +7,12 @@ has done itself, and what it should not, hetccl has.
 import functools
 import re
 
-import launch
 import pytest
-from oneccl_files import absent
 
+import launch
 from mpi import jobs, matrix
 from mpi.test_failures import NOTICED_S
+from oneccl_files import absent
 
 pytestmark = pytest.mark.skipif(bool(absent()), reason=absent())
 

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from oneccl_files import HEADERS, LIB, absent
 
 from hetccl import _oneccl, config, oneccl
 from hetccl._dl import Library
 from hetccl.errors import LibraryNotFound
 from hetccl.topology import Member
+from oneccl_files import HEADERS, LIB, absent
 
 ROOT = Path(__file__).resolve().parents[2]
 CXX = shutil.which("g++") or shutil.which("clang++")
@@ -223,7 +223,7 @@ def reach(*pids):
 @pytest.mark.parametrize(
     "pids, reaches",
     [
-        ((1, 2), (None, None)),
+        ((1, 2), (reach(), reach())),
         ((1, 2), (reach(1, 2), reach(1, 2))),
         ((2, 1), (reach(1, 2, 3), reach(1, 2, 3))),
         ((1, 3), (reach(1, 2, 3), reach(1, 3))),
@@ -236,8 +236,8 @@ def test_fits(pids, reaches):
 @pytest.mark.parametrize(
     "pids, reaches, named",
     [
-        ((1, 2), (None, reach(2, 3)), "[1]"),
-        ((1, 2), (reach(1, 2), None), "[0]"),
+        ((1, 2), (reach(), reach(2, 3)), "[1]"),
+        ((1, 2), (reach(1, 2), reach()), "[0]"),
         ((1, 2, 3), (reach(1, 2), reach(1, 2), reach(3)), "[0, 1, 2]"),
         ((1, 2), (reach(1, 2), reach(2, 3)), "[0, 1]"),
     ],
@@ -247,4 +247,4 @@ def test_does_not_fit(pids, reaches, named):
 
 
 def test_several_hosts_do_not_fit():
-    assert "one host" in oneccl.unfit(members(1) + members(2, machine="there"), (None, None))
+    assert "one host" in oneccl.unfit(members(1) + members(2, machine="there"), (reach(), reach()))
