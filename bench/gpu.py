@@ -36,20 +36,21 @@ def main():
         print("hetccl: this machine has no NVIDIA GPU", file=sys.stderr)
         return 1
     build_loop()
-    pages = []
+    pages, failed = [], False
     for ranks in args.ranks:
         if ranks > devices:
             print(f"{ranks} ranks need {ranks} GPUs; this machine has {devices}\n")
             continue
-        page = run_job(ranks, args.quick)
+        ended, page = run_job(ranks, args.quick)
+        failed |= not ended
         if page is None:
-            return 1
+            continue
         pages.append(page)
         print("\n".join([*table(page), "", *host_table(page), "", *summary(page), ""]), flush=True)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(pages))
-    return 0
+    return int(failed)
 
 
 def device_count():
@@ -72,7 +73,7 @@ def build_loop():
 
 
 def run_job(ranks, quick):
-    """Run one job; what it wrote, or None after saying on stderr that it failed."""
+    """Run one job: (whether it ended well, what it wrote or None)."""
     launcher = mpirun(Path(shutil.which("mpirun") or "mpirun").parent.parent)
     # Bound to a core, NCCL's threads would share it with the program.
     launcher += ["--bind-to", "none"] if "--oversubscribe" in launcher else []
@@ -86,10 +87,10 @@ def run_job(ranks, quick):
             code = subprocess.run(command, env=environment, stdout=sys.stderr, timeout=RUN_SECONDS).returncode
         except subprocess.TimeoutExpired:
             code = f"none after {RUN_SECONDS} s"
+        page = json.loads(results.read_text()) if results.exists() else None
         if code:
             print(f"hetccl: bench/gpu_job.py on {ranks} ranks: exit status {code}", file=sys.stderr)
-            return None
-        return json.loads(results.read_text())
+        return code == 0, page
 
 
 def ratio(row, other):

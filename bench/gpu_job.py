@@ -12,7 +12,7 @@ from pathlib import Path
 
 import cupy
 import numpy as np
-from gpu_contenders import COLLECTIVES, CONTENDERS, Hetccl, loaded
+from gpu_contenders import COLLECTIVES, CONTENDERS, CLoopNonblocking, Hetccl, loaded
 from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
@@ -24,7 +24,7 @@ TARGET_S = 4e-3
 CALLS_MAX = 200
 # Calls that are queued without waiting, for the host's time: fewer than the device's queue holds.
 QUEUED = 200
-HOST_ROUNDS = 41
+HOST_ROUNDS = 21
 HOST_SIZES = (8, 4 << 10, 32 << 10)
 # Results are compared up to this size, in bytes.
 COMPARED = 16 << 20
@@ -46,16 +46,20 @@ def main():
     for cls in CONTENDERS:
         start(cls, stream, send, contenders, absent)
     page = {"header": header(contenders, absent), "rows": [], "host": []}
+    # How a non-blocking communicator differs is in the host's time alone.
+    timed = [each for each in contenders if not isinstance(each, CLoopNonblocking)]
     for collective in COLLECTIVES:
         for nbytes in (size for size in SIZES if size <= largest and size // 4 % SIZE == 0):
             rounds = 5 if args.quick else ROUNDS
-            page["rows"].append(row(collective, nbytes, contenders, send, recv, stream, rounds))
+            page["rows"].append(row(collective, nbytes, timed, send, recv, stream, rounds))
         for nbytes in HOST_SIZES:
             page["host"].append(host_row(collective, nbytes, contenders, send, recv, stream))
+        # A job that is stopped for its time leaves what it has.
+        if RANK == 0:
+            args.results.write_text(json.dumps(page))
+            print(f"{collective} done", file=sys.stderr, flush=True)
     for contender in reversed(contenders):
         contender.close()
-    if RANK == 0:
-        args.results.write_text(json.dumps(page))
 
 
 def start(cls, stream, send, contenders, absent):

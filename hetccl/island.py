@@ -69,8 +69,6 @@ def open_island(vendor, device, rank, size, members, settings, gather, call, ran
         )
 
     comm = _init(make, settings.timeout, gather, names, call)
-    if ccl.supports("split"):
-        comm = _blocking(comm, rank, peers, gather, names, call)
     log.info("%s: %s %s, rank %d of %d on device %d (%s)", call, card.ccl, card.version, rank, size, device, card.arch)
     return comm
 
@@ -142,24 +140,6 @@ def _init(make, timeout_s, gather, names, call):
             comm.abort()
             comm.close()
         raise
-
-
-def _blocking(comm, rank, peers, gather, names, call):
-    """The communicator to work in: one whose calls block is faster (include/hetccl/nccl.h)."""
-    made, trouble = None, None
-    try:
-        made = comm.Split(0, rank, peers)
-        comm.close()
-    except TROUBLES as error:
-        trouble = error
-    try:
-        _raise_any(gather(trouble), names, call)
-    except BaseException:
-        for each in (comm, made):
-            if each is not None:
-                each.abort()
-        raise
-    return made
 
 
 def _raise_any(troubles, names, call):

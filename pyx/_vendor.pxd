@@ -43,6 +43,11 @@ cdef extern from "hetccl/watch.h" nogil:
     void hetccl_watch_release(hetccl_watch_t* watch)
 
 
+cdef extern from "hetccl/ccl_birth.h" nogil:
+    ctypedef struct hetccl_birth_t:
+        pass
+
+
 cdef class VendorComm:
     cdef readonly Ccl ccl
     cdef readonly Runtime runtime
@@ -58,6 +63,8 @@ cdef class VendorComm:
     cdef int lost                        # set by the watch: a peer died, or the library reported an error
     cdef hetccl_watch_t watch
     cdef void** place                    # where the library puts what it makes
+    cdef hetccl_birth_t* birth           # the library is still making the communicator; else NULL
+    cdef tuple peers                     # (rank, pid)s to watch, from then on
     cdef bint closed
     cdef bint aborted
     cdef int waits                       # threads that wait in conclude()
@@ -73,6 +80,7 @@ cdef class VendorComm:
 
     cdef int prepare(self, Ccl ccl, Runtime runtime, int device) except -1
     cdef int start(self, object peers) except -1
+    cdef int await_library(self, int64_t until) except -1
     cdef int be_born(self, int code, str call, str function) except -1
     cdef void* enter(self, str call, void** saved) except? NULL
     cdef int leave(self, void* saved) except -1

@@ -1,7 +1,8 @@
 """A communicator of a vendor's CCL: its life, its waits, and what became of it; layer L2.
 
-NCCL's communicators do not block: a call may answer that it is in progress, and is waited for here, where a time-out,
-Ctrl-C and the end of a peer can end the wait. A watch (include/hetccl/watch.h) aborts the communicator when a peer
+The library makes a communicator on a thread of its own, so that the wait can end: by a time-out, Ctrl-C, the end of a
+peer. A call that answers that it is in progress is waited for in the same way; one that stays in the library is ended by
+the watch. A watch (include/hetccl/watch.h) aborts the communicator when a peer
 dies. The GIL is released in each call that may take long, and never taken under the watch's mutex.
 """
 
@@ -25,6 +26,11 @@ from hetccl.errors import CommClosed, CommTimeout, PeerError
 
 cdef extern from "sched.h" nogil:
     int sched_yield()
+
+cdef extern from "hetccl/ccl_birth.h" nogil:
+    hetccl_birth_t* hetccl_birth_start(const hetccl_ccl_t* ccl, const hetccl_runtime_t* gpu, int device, int nranks,
+                                       int rank, const void* id)
+    int hetccl_birth_wait(hetccl_birth_t* birth, int64_t timeout_ns, int* code, void** comm)
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -101,8 +107,6 @@ cdef class VendorComm:
     def __init__(self, Ccl ccl not None, Runtime runtime not None, int device, int nranks, int rank, bytes unique_id,
                  double timeout_s, peers=(), str float8="ocp", bint waits=True):
         cdef const char* id_ = unique_id
-        cdef void* saved = NULL
-        cdef int code
         if self.place != NULL:
             raise RuntimeError("VendorComm: it has been made already")
         if not 0 <= rank < nranks:
@@ -112,16 +116,13 @@ cdef class VendorComm:
         self.prepare(ccl, runtime, device)
         self.timeout_s = timeout_s
         self.rank, self.nranks, self.float8 = rank, nranks, float8
-        self.enter("Comm", &saved)
-        try:
-            with nogil:
-                code = self.functions.init(self.functions, self.place, nranks, id_, rank)
-        finally:
-            self.leave(saved)
-        self.handle = self.place[0]
-        self.start(peers)
-        if waits or code != self.functions.in_progress:
-            self.be_born(code, "Comm", "init")
+        self.peers = tuple(peers)
+        self.birth = hetccl_birth_start(self.functions, self.gpu, device, nranks, rank, id_)
+        if self.birth == NULL:
+            raise MemoryError("a thread that makes the communicator")
+        if waits and not self.is_ready(timeout_s):
+            raise CommTimeout(f"Comm: {ccl.name} has been connecting the ranks for {timeout_s:g} s (HETCCL_TIMEOUT): a rank "
+                              "of the island has not come, or cannot be reached", call="Comm")
 
     cdef int prepare(self, Ccl ccl, Runtime runtime, int device) except -1:
         self.ccl, self.runtime, self.device = ccl, runtime, device
@@ -171,9 +172,17 @@ cdef class VendorComm:
         Raises : PeerError, NcclError and the like; it has been aborted then
         """
         cdef int code, has_gone = 0
+        cdef int64_t until = hetccl_now_ns() + <int64_t>(min(seconds, LONGEST_S) * 1e9)
+        if self.birth != NULL:
+            code = self.await_library(until)
+            if self.birth != NULL:
+                return False
+            if code != self.functions.in_progress:
+                self.be_born(code, "Comm", "init")
+                return True
         try:
             with nogil:
-                code = self.poll_on(&has_gone, <int64_t>(seconds * 1e9))
+                code = self.poll_on(&has_gone, until - hetccl_now_ns())
             if has_gone:
                 self.raise_ended("Comm")
             if code == self.functions.in_progress:
@@ -183,6 +192,21 @@ cdef class VendorComm:
             raise
         self.be_born(code, "Comm", "init")
         return True
+
+    cdef int await_library(self, int64_t until) except -1:
+        """Wait until the library has answered, or the time is over; the birth is NULL then, or not. Its code."""
+        cdef int code = 0, has_ended = 0
+        while not has_ended and hetccl_now_ns() < until:
+            with nogil:
+                has_ended = hetccl_birth_wait(self.birth, min(until - hetccl_now_ns(), <int64_t>LOOK_NS), &code,
+                                              &self.place[0])
+            if not has_ended:
+                PyErr_CheckSignals()
+        if has_ended:
+            self.birth = NULL
+            self.handle = self.place[0]
+            self.start(self.peers)
+        return code
 
     def Split(self, int color, int key, peers=()):
         """A communicator of the ranks that give the same color, in order of their keys. Collective.
@@ -210,7 +234,7 @@ cdef class VendorComm:
             if code != 0:
                 self.conclude(code, "Split", "split")
         except BaseException:
-            child.abort()
+            child.handle = NULL  # the library has freed what it made, or is still at it
             raise
         child.handle = child.place[0]
         if child.handle == NULL:
@@ -258,9 +282,9 @@ cdef class VendorComm:
                 code = self.functions.deregister_buffer(handle, <void*>token)
         finally:
             self.leave(saved)
-        self.registered.discard(token)
         if code != 0:
             self.conclude(code, "deregister", "deregister_buffer")
+        self.registered.discard(token)
 
     def check(self, str call):
         """Raise what a call would raise because of the communicator: CommClosed, PeerError, NcclError and the like."""

@@ -35,14 +35,12 @@ typedef struct hetccl_nccl_config {
     int split_share;
 } hetccl_nccl_config_t;
 
-/* A non-blocking communicator starts a thread for each call (NCCL 2.28: 20 us on 2 GPUs), but its making can be waited
- * for with a time-out. So the ranks meet in one of those, and work in a blocking one that is split from it. */
-static inline hetccl_nccl_config_t hetccl_nccl_config(int blocking) {
+static inline hetccl_nccl_config_t hetccl_nccl_config(void) {
     return (hetccl_nccl_config_t){
         .size = sizeof(hetccl_nccl_config_t),
         .magic = HETCCL_NCCL_CONFIG_MAGIC,
         .version = HETCCL_NCCL_CONFIG_VERSION,
-        .blocking = blocking,
+        .blocking = 1, /* see ccl_birth.h */
         .cga_cluster_size = HETCCL_NCCL_UNDEFINED,
         .min_ctas = HETCCL_NCCL_UNDEFINED,
         .max_ctas = HETCCL_NCCL_UNDEFINED,
@@ -57,13 +55,13 @@ static int hetccl_nccl_unique_id(const hetccl_ccl_t *ccl, void *id) {
 
 static int hetccl_nccl_init(const hetccl_ccl_t *ccl, void **comm, int nranks, const void *id, int rank) {
     typedef int init_fn(void **, int, hetccl_nccl_id_t, int, hetccl_nccl_config_t *);
-    hetccl_nccl_config_t config = hetccl_nccl_config(0);
+    hetccl_nccl_config_t config = hetccl_nccl_config();
     return ((init_fn *)ccl->raw[HETCCL_NCCL_INIT])(comm, nranks, *(const hetccl_nccl_id_t *)id, rank, &config);
 }
 
 static int hetccl_nccl_split(const hetccl_ccl_t *ccl, void *comm, int color, int key, void **child) {
     typedef int split_fn(void *, int, int, void **, hetccl_nccl_config_t *);
-    hetccl_nccl_config_t config = hetccl_nccl_config(1);
+    hetccl_nccl_config_t config = hetccl_nccl_config();
     return ((split_fn *)ccl->raw[HETCCL_NCCL_SPLIT])(comm, color, key, child, &config);
 }
 

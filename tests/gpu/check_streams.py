@@ -110,6 +110,7 @@ def check_requests_on_a_busy_stream(comm):
 
 def check_request_is_complete_when_it_says_so(comm):
     """Test is false while the stream is busy; after Wait or a true Test another stream may use the result."""
+    device_works(comm)
     stream = cp.cuda.Stream(non_blocking=True)
     with stream:
         data, out = cp.full(1000, float(RANK)), cp.zeros(1000)
