@@ -18,13 +18,13 @@ from mpi4py import MPI
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.Get_rank(), WORLD.Get_size()
 SIZES = (8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
-ROUNDS = 15
+ROUNDS = 11
 # What one timing of one contender should take: long against the clock's and the events' grain.
 TARGET_S = 4e-3
 CALLS_MAX = 200
 # Calls that are queued without waiting, for the host's time: fewer than the device's queue holds.
 QUEUED = 200
-HOST_ROUNDS = 21
+HOST_ROUNDS = 11
 HOST_SIZES = (8, 4 << 10, 32 << 10)
 # Results are compared up to this size, in bytes.
 COMPARED = 16 << 20

@@ -12,8 +12,8 @@ from hetccl.config import LOGGER, offer
 from hetccl.errors import LibraryNotFound
 from hetccl.libraries import wheel_folders
 
-# The processes of this process's first communicator, as (machine, pid, start time); None: it has none yet.
-_reach = None
+# The processes of this process's first communicator, as (machine, pid, start time); empty: it has had none.
+_reach = set()
 
 
 class HostCcl(NamedTuple):
@@ -54,14 +54,13 @@ def prepare(members, rank, settings, gather):
     gather   : function value -> list of every rank's, collective, with a time-out
     Returns  : bool, the same on all ranks; False: oneCCL cannot serve these ranks together, which is logged
     """
-    global _reach
-    problem = unfit(members, gather(_reach))
+    problem = unfit(members, gather(frozenset(_reach)))
     if problem:
         if rank == 0:
             LOGGER.warning("host buffers of this communicator are served by hetccl itself, not by oneCCL: %s", problem)
         return False
-    if _reach is None:
-        _reach = frozenset(map(_identity, members))
+    if not _reach:
+        _reach.update(map(_identity, members))
         try:
             library = Library.open(_oneccl.SONAMES, override=settings.oneccl_lib, folders=wheel_folders())
         except LibraryNotFound:
@@ -103,11 +102,11 @@ def unfit(members, reaches):
     """Why oneCCL cannot serve these ranks together; "" if it can. All ranks come to the same answer.
 
     members : sequence of Member, of the ranks
-    reaches : of each rank, the processes of its first communicator, or None if it has had none
+    reaches : of each rank, the processes of its first communicator, empty if it has had none
     """
     if len({member.machine for member in members}) > 1:
         return "the ranks are not all on one host"
-    begun = [rank for rank, reach in enumerate(reaches) if reach is not None]
+    begun = [rank for rank, reach in enumerate(reaches) if reach]
     # oneCCL 2022.2 sets its shared memory up for the ranks of the first communicator; another rank in a later one
     # crashes it, and ranks of which some have begun and some not wait for ever.
     if any(not reaches[rank].issuperset(map(_identity, members)) for rank in begun) or 0 < len(begun) < len(members):

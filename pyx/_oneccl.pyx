@@ -1,7 +1,7 @@
 """oneCCL's C API on host buffers; layer L1.
 
-The library's own functions block, cannot be aborted and are for one thread at a time: include/hetccl/oneccl_thread.h makes
-all calls on a thread of its own, so that waits here have a time-out as with NCCL. Source: oneapi/ccl.h of 2022.2.
+The library's own functions block, cannot be aborted and are for one thread at a time: include/hetccl/oneccl_thread.h
+makes all calls on a thread of its own, so that waits here have a time-out as with NCCL. Source: oneapi/ccl.h of 2022.2.
 """
 
 import os
@@ -16,7 +16,7 @@ from hetccl.errors import LibraryNotFound, OneCclError
 
 cdef extern from "hetccl/oneccl_thread.h" nogil:
     uint64_t hetccl_oneccl_ndone() noexcept
-    void hetccl_oneccl_adapt(hetccl_ccl_t* table) noexcept
+    void hetccl_oneccl_adapt(hetccl_ccl_t* table, void* set_terminate) noexcept
 
 SONAMES = ("libccl.so.2",)
 # What libccl.so.2 is only the front of: the CPU build's own library, and the plugin that joins the two. Loaded in this
@@ -49,7 +49,7 @@ cdef Ccl opened = None
 def open(override=None, folders=()):
     """oneCCL, opened once per process.
 
-    override : None | str, path or name of libccl.so.2; see Library.open. Its other parts are taken from the same folder.
+    override : None | str, path or name of libccl.so.2; see Library.open. Its other parts come from the same folder.
     folders  : sequence of str
     Raises   : LibraryNotFound (a part is missing, or is the build for Intel's GPUs without what that needs)
     """
@@ -65,11 +65,11 @@ def open(override=None, folders=()):
     version = version_of(library)
     text = version_text(version)
     ccl = ccl_fill(library, "oneCCL", version, text, ROWS, OneCclError, "CCL_LOG_LEVEL=info tells more")
-    lacks = [symbols[0] for slot, symbols, since in ROWS if not ccl.supports(slot)]
+    lacks = [symbols[0] for slot, symbols, _ in ROWS if not ccl.supports(slot)]
     if lacks:
         raise LibraryNotFound(f"oneCCL {text} ({library.path}) has no {', '.join(lacks)}: 2022.2 or newer needed")
     ccl.table.name = b"oneCCL"
-    hetccl_oneccl_adapt(ccl.table)
+    hetccl_oneccl_adapt(ccl.table, library.find(b"_ZSt13set_terminatePFvvE"))
     opened = ccl
     return opened
 
@@ -84,8 +84,8 @@ cdef int open_part(Library front, str part) except -1:
     try:
         _Library.open((path,))
     except LibraryNotFound as error:
-        raise LibraryNotFound(f"oneCCL for the CPU needs {part} of the package oneccl-cpu or oneccl beside {front.path}: "
-                              f"{error}") from None
+        raise LibraryNotFound(f"oneCCL for the CPU needs {part} beside {front.path} (docs/oneccl.md says of which "
+                              f"package): {error}") from None
     return 0
 
 
@@ -100,4 +100,3 @@ cdef int version_of(Library library) except -1:
 def version_text(int number):
     """20220200 -> "2022.2.0"."""
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
-

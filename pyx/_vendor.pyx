@@ -48,6 +48,8 @@ cdef enum:
     # The codes of NCCL and RCCL that a broken connection has.
     SYSTEM_ERROR = 2
     REMOTE_ERROR = 6
+    # oneCCL's for a lost connection, and above it what it breaks off with (oneccl_thread.h).
+    PLUGIN_EXCEPTION = 11
 
 # Longer waits than this many seconds (285 years) do not fit into nanoseconds.
 LONGEST_S = 9e9
@@ -433,10 +435,11 @@ cdef class VendorComm:
         vendor_release(self)
         return self.runtime.check(self.gpu.leave(saved), "leave")
 
+    cdef bint is_usable(self) noexcept:
+        return self.handle != NULL and self.waits == 0 and not self.closed and self.generation == forks
+
     cdef int usable(self, str call) except -1:
-        if self.handle != NULL and self.waits == 0 and not self.closed and self.generation == forks:
-            return 0
-        return self.refuse(call)
+        return 0 if self.is_usable() else self.refuse(call)
 
     cdef int refuse(self, str call) except -1:
         if self.generation != forks:
@@ -523,7 +526,7 @@ cdef class VendorComm:
         cdef int peer = HETCCL_WATCH_NOBODY
         cdef int64_t until = hetccl_now_ns() + PEER_NEWS_NS
         error = self.ccl.error_of(code, call, function, None)
-        if code == SYSTEM_ERROR or code == REMOTE_ERROR:
+        if code == SYSTEM_ERROR or code == REMOTE_ERROR or code >= PLUGIN_EXCEPTION:
             with nogil:
                 peer = hetccl_watch_ended(&self.watch)
                 while peer == HETCCL_WATCH_NOBODY and self.watch.npeers > 0 and hetccl_now_ns() < until:

@@ -72,13 +72,23 @@ def debian_library():
     return library
 
 
+# What could not be had: asked for once per process, since a registry that does not answer takes its time each time.
+_missing = {}
+
+
 def _kept(name, fill):
     """CACHE/name; if it is not there yet, fill(folder) makes its content, all or nothing."""
     folder = CACHE / name
+    if name in _missing:
+        raise FetchError(_missing[name])
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            fill(Path(scratch, "content"))
+            try:
+                fill(Path(scratch, "content"))
+            except FetchError as error:
+                _missing[name] = str(error)
+                raise
             Path(scratch, "content").rename(folder)
     return folder
 

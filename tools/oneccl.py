@@ -29,6 +29,11 @@ class Wheel(NamedTuple):
 
 LIBRARIES = (
     Wheel(
+        f"oneccl-cpu-devel=={VERSION}",
+        "44346f5758843b17a20d277048aa4eb3a2991029009182b00755c59265b85f0b",
+        {name: name for name in ("include/oneapi/ccl/v2/types.h", "include/oneapi/ccl.h")},
+    ),
+    Wheel(
         f"oneccl-cpu=={VERSION}",
         "cc912935bd882b4328a569f70a475942e6e77994255775bde7de6452a982af54",
         {"lib/libccl.so.1": "lib/libccl.so.1", LICENCE: "share/doc/oneccl/license.txt"},
@@ -37,11 +42,6 @@ LIBRARIES = (
         f"oneccl=={VERSION}",
         "02c2f52434bfad50cc2d00be6e97fd81e3f365d279ac7bdabd2e3b656194c19f",
         {name: name for name in ("lib/libccl_legacy_cpu.so", "lib/libccl.so.2")},
-    ),
-    Wheel(
-        f"oneccl-cpu-devel=={VERSION}",
-        "44346f5758843b17a20d277048aa4eb3a2991029009182b00755c59265b85f0b",
-        {name: name for name in ("include/oneapi/ccl/v2/types.h", "include/oneapi/ccl.h")},
     ),
 )
 # In a folder of its own: Open MPI's wheel has another libfabric, and would find this one first in lib.
@@ -57,8 +57,8 @@ class FetchError(Exception):
 
 
 def wheels():
-    """Those that this system needs: libfabric only where it has none."""
-    return LIBRARIES if _has_fabric() else (*LIBRARIES, FABRIC)
+    """Those that this system needs, the one whose files stand for all of them last; libfabric where there is none."""
+    return LIBRARIES if _has_fabric() else (FABRIC, *LIBRARIES)
 
 
 def present(folder):
@@ -68,7 +68,7 @@ def present(folder):
 def fetch(folder):
     """Fill folder/lib, folder/include and folder/share with the files that are missing.
 
-    folder : Path, made if missing
+    folder : Path of a folder that exists
     Raises : FetchError
     """
     for wheel in wheels():

@@ -21,7 +21,7 @@
 #include "hetccl/oneccl.h"
 
 /* Codes of ours, beside the library's. */
-enum { HETCCL_ONECCL_STUCK = 1000, HETCCL_ONECCL_FORKED = 1001 };
+enum { HETCCL_ONECCL_STUCK = 1000, HETCCL_ONECCL_FORKED = 1001, HETCCL_ONECCL_TERMINATED = 1002 };
 
 enum { HETCCL_ONECCL_MESSAGE_CHARS = 512 };
 
@@ -72,9 +72,10 @@ static struct {
     pthread_mutex_t mutex;
     pthread_cond_t posted, done;
     pid_t pid;                           /* the process that has the thread; 0: none yet */
+    pthread_t thread;
     hetccl_oneccl_comm_t *first, **last; /* queue */
     hetccl_oneccl_comm_t *running;
-    int stuck;       /* the job that runs was given up */
+    int stuck;       /* the job that runs was given up, or will never end */
     uint64_t ndone; /* jobs */
 } hetccl_oneccl = {.mutex = PTHREAD_MUTEX_INITIALIZER, .posted = PTHREAD_COND_INITIALIZER};
 
@@ -133,6 +134,27 @@ static inline void *hetccl_oneccl_main(void *unused) {
     return NULL;
 }
 
+typedef void hetccl_oneccl_end_fn(void);
+/* std::set_terminate, and what it answered; NULL: not found. */
+static hetccl_oneccl_end_fn *(*hetccl_oneccl_set_terminate)(hetccl_oneccl_end_fn *);
+static hetccl_oneccl_end_fn *hetccl_oneccl_terminate_before;
+
+/* oneCCL throws out of destructors when a peer has died, which C++ ends with the process. On our thread it ends the job
+ * instead: the thread stays here for good, with whatever the library has locked. */
+static inline void hetccl_oneccl_terminate(void) {
+    if (hetccl_oneccl.pid == getpid() && pthread_equal(pthread_self(), hetccl_oneccl.thread)) {
+        pthread_mutex_lock(&hetccl_oneccl.mutex);
+        hetccl_oneccl.running->code = HETCCL_ONECCL_TERMINATED;
+        hetccl_oneccl.running = NULL;
+        hetccl_oneccl.stuck = 1;
+        pthread_cond_broadcast(&hetccl_oneccl.done);
+        pthread_mutex_unlock(&hetccl_oneccl.mutex);
+        for (;;) pause();
+    }
+    if (hetccl_oneccl_terminate_before) hetccl_oneccl_terminate_before();
+    abort();
+}
+
 /* With the mutex held. The thread takes no signals: Python's handlers belong to the main one. */
 static inline int hetccl_oneccl_start(void) {
     pthread_condattr_t monotonic;
@@ -144,12 +166,13 @@ static inline int hetccl_oneccl_start(void) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    int failed = pthread_create(&thread, NULL, hetccl_oneccl_main, NULL);
+    int failed = pthread_create(&hetccl_oneccl.thread, NULL, hetccl_oneccl_main, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed) return HETCCL_ONECCL_NO_MEMORY;
-    pthread_detach(thread);
+    pthread_detach(hetccl_oneccl.thread);
     hetccl_oneccl.pid = getpid();
+    if (hetccl_oneccl_set_terminate)
+        hetccl_oneccl_terminate_before = hetccl_oneccl_set_terminate(hetccl_oneccl_terminate);
     return 0;
 }
 
@@ -309,7 +332,11 @@ static inline int hetccl_oneccl_init(const hetccl_ccl_t *ccl, void **comm_p, int
     return code;
 }
 
-static inline int hetccl_oneccl_finalize(void *comm) { return hetccl_oneccl_post(comm, HETCCL_ONECCL_JOB_FINALIZE); }
+/* With a library that is stuck there is nothing to finish: what it holds stays until the process ends, as after abort. */
+static inline int hetccl_oneccl_finalize(void *comm) {
+    int code = hetccl_oneccl_post(comm, HETCCL_ONECCL_JOB_FINALIZE);
+    return code == HETCCL_ONECCL_STUCK ? 0 : code;
+}
 
 /* It ends when the other ranks have come to it too; whoever calls it can leave the thread that waits here. */
 static inline int hetccl_oneccl_destroy(void *comm_) {
@@ -319,12 +346,13 @@ static inline int hetccl_oneccl_destroy(void *comm_) {
     while (code == HETCCL_ONECCL_IN_PROGRESS) code = hetccl_oneccl_wait(comm, HETCCL_ONECCL_ID_NS);
     hetccl_oneccl_leave(comm);
     pthread_mutex_unlock(&hetccl_oneccl.mutex);
-    return code;
+    return code == HETCCL_ONECCL_STUCK ? 0 : code;
 }
 
 static inline const char *hetccl_oneccl_error_text(int code) {
     if (code == HETCCL_ONECCL_STUCK) return "an earlier call that was given up still keeps oneCCL busy in this process";
     if (code == HETCCL_ONECCL_FORKED) return "oneCCL was started before this process was forked";
+    if (code == HETCCL_ONECCL_TERMINATED) return "oneCCL has broken off by an exception of its own (std::terminate)";
     const char *name = hetccl_oneccl_result_name(code);
     return name ? name : "a code that oneCCL 2022.2 does not have";
 }
@@ -342,7 +370,8 @@ static inline uint64_t hetccl_oneccl_ndone(void) {
 }
 
 /* Take the library's own functions, which fill the table, and put those of this file in their places. */
-static inline void hetccl_oneccl_adapt(hetccl_ccl_t *table) {
+static inline void hetccl_oneccl_adapt(hetccl_ccl_t *table, void *set_terminate) {
+    hetccl_oneccl_set_terminate = set_terminate;
     table->in_progress = HETCCL_ONECCL_IN_PROGRESS;
     table->id_nbytes = HETCCL_ONECCL_ID_BYTES;
     hetccl_oneccl_library = *table;

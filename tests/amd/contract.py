@@ -22,6 +22,11 @@ COMPILE_S = 120
 FAILED = re.compile(r" error: .*\{([^{}]*)\}")
 
 
+# X(slot, symbol, older, release, (parameters)); parameters may be functions that take some themselves.
+PARAMETERS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+ROW = re.compile(rf'\bX\(\w+,\s*(\w+),\s*(NULL|"\w+"),\s*"([\d.]+)",\s*({PARAMETERS})\)')
+
+
 @dataclass(frozen=True)
 class Function:
     """A function of a vendor's library as hetccl calls it.
@@ -69,15 +74,10 @@ def hip_functions():
     Returns: list of Function; its `release` is what the list says
     """
     text = (INCLUDE / "hetccl" / "runtime_hip.h").read_text()
-    lists = re.findall(r"#define (HETCCL_HIP_\w+)\(X\)", text)
-    dump = "#define DUMP(slot, symbol, older, release, parameters) @@ symbol @ older @ release @ parameters @@\n"
-    source = '#include "hetccl/runtime_hip.h"\n' + dump + "\n".join(f"{name}(DUMP)" for name in lists)
-    printed = _preprocessed(["-x", "c"], source)
-    row = re.compile(r"@@\s*(\w+)\s*@\s*(.*?)\s*@\s*\"(.*?)\"\s*@\s*\((.*?)\)\s*@@", re.DOTALL)
     functions = []
-    for symbol, older, release, parameters in row.findall(printed):
+    for symbol, older, release, parameters in ROW.findall(text.replace("\\\n", " ")):
         names = (symbol, older.strip('"')) if older.startswith('"') else (symbol,)
-        functions.append(Function(names, parameters, release=release))
+        functions.append(Function(names, " ".join(parameters.split())[1:-1], release=release))
     texts = re.findall(r"^ {4}(const char \*)\(\*(\w+)\)\((.*?)\);", text, re.MULTILINE)
     return functions + [Function((name,), parameters, result) for result, name, parameters in texts]
 

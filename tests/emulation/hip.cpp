@@ -123,10 +123,11 @@ int known(nvidia::Pointer *about, const void *ptr)
  * an ELF header of that kind with NVIDIA's image behind it. */
 const void *inner_image(const void *image)
 {
+    if (memcmp(image, ELFMAG, SELFMAG) != 0)
+        return nullptr;
     Elf64_Ehdr header;
     memcpy(&header, image, sizeof header);
-    bool amd = memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 && header.e_machine == 224 /* EM_AMDGPU */;
-    bool ours = amd && header.e_shoff == 0 && header.e_phoff == 0;
+    bool ours = header.e_machine == 224 /* EM_AMDGPU */ && header.e_shoff == 0 && header.e_phoff == 0;
     return ours ? static_cast<const char *>(image) + sizeof header : nullptr;
 }
 
@@ -162,7 +163,10 @@ hipError_t hipGetDeviceCount(int *count)
 {
     *count = 0;
     int code = nvidia::device_count(count);
-    return code == nvidia::NO_DEVICE ? last_error = hipErrorNoDevice : answer(code);
+    hipError_t error = answer(code);
+    if (code == nvidia::NO_DEVICE)
+        error = last_error = hipErrorNoDevice;
+    return error;
 }
 hipError_t hipGetDevice(int *device) { return answer(nvidia::device_get(device)); }
 hipError_t hipSetDevice(int device) { return answer(nvidia::device_set(device)); }

@@ -15,6 +15,8 @@ import device_jobs
 import pytest
 
 from emulation import build
+from emulation import runs as emulated_runs
+from fakes import build as fake_build
 from hetccl import libraries
 from hetccl.errors import LibraryNotFound
 from mpi import jobs
@@ -63,7 +65,7 @@ def environment(under, release):
 def missing(under, ranks):
     """Why jobs of so many ranks cannot run there; "" if they can."""
     if under == "fakes":
-        return ""
+        return "" if fake_build.compiler() else "no C compiler to make the fakes"
     found = device_arrays.device_count()
     if found < ranks:
         return f"{ranks} NVIDIA GPUs are needed under the emulation, this machine has {found}"
@@ -169,3 +171,20 @@ def test_it_was_the_emulation(matrix, matrices):
 )
 def test_check(layout, name, runs):
     runs.verify(CHECKS, layout, name)
+
+
+@pytest.fixture(params=[5, 7], ids=["emulated_hip5_on_gpu", "emulated_hip7_on_gpu"])
+def library(request):
+    why = missing("gpu", 1)
+    if why:
+        pytest.skip(why)
+    return environment("gpu", request.param)["HETCCL_HIP_LIB"]
+
+
+def test_whole_table_of_the_runtime(library):
+    """hetccl's whole HIP table, through the emulation, on real memory, streams and events of a GPU."""
+    assert emulated_runs.whole_table(library, "hip-0") >= 15
+
+
+def test_launch(library):
+    emulated_runs.launch(library, device_jobs.HERE / "increment.ptx")

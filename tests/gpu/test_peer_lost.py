@@ -12,10 +12,11 @@ from mpi import jobs
 
 # The survivors have this long: the watch's period and grace are seconds, the time-out of a wait is longer.
 LIMIT_S = 60
+READY_S = 30
 
 
 def wait_until_ready(folder, ranks):
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + READY_S
     while time.monotonic() < end:
         if sum("ready" in line for line in jobs.read_reports(folder, ranks)) == ranks:
             return

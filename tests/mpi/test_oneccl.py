@@ -7,12 +7,12 @@ has done itself, and what it should not, hetccl has.
 import functools
 import re
 
-import launch
 import pytest
-from oneccl_files import absent
 
+import launch
 from mpi import jobs, matrix
 from mpi.test_failures import NOTICED_S
+from oneccl_files import absent
 
 pytestmark = pytest.mark.skipif(bool(absent()), reason=absent())
 
@@ -21,11 +21,10 @@ SCOPES = {"AA": matrix.QUICK, "AAAA": matrix.BRIEF}
 CALLS = ("Allreduce", "Reduce", "Reduce_scatter_block", "Bcast", "Allgather", "Alltoall", "Scatter")
 INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
 FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-# What oneCCL says once on stderr when CCL_LOG_LEVEL is set.
+# What oneCCL says once, on rank 0's stdout, when CCL_LOG_LEVEL is set.
 CHATTER = re.compile(r".*\|CCL_WARN\| value of CCL_LOG_LEVEL changed.*\n")
 CHECKS = (
-    ("check_ops.py", "all"), ("check_reduce.py", "all"), ("check_bad.py", "all"), ("check_semantics_ops.py", "all"),
-    ("check_semantics_comms.py", "all"), ("check_semantics_requests.py", "all"),
+    ("check_ops.py", "all"), ("check_reduce.py", "all"), ("check_semantics_ops.py", "all"),
     ("check_life.py", "check_fork,check_fork_and_free,check_fork_in_the_middle,check_buffers_are_released"),
     ("check_life.py", "check_two_threads_on_one_communicator,check_many_small_allreduces"),
 )  # fmt: skip
@@ -40,6 +39,11 @@ def is_oneccls(case):
     if case.op in ("MIN", "MAX", "PROD", "SUM", "AVG"):
         return case.dtype in INTEGERS or case.dtype in FLOATS and case.op not in ("MIN", "MAX")
     return False
+
+
+def said(job):
+    """Each rank's own output."""
+    return tuple(CHATTER.sub("", text) for text in job.stdout)
 
 
 def pytest_generate_tests(metafunc):
@@ -88,13 +92,12 @@ def test_checks(program, names):
     assert sorted(ran) == sorted((name, rank) for name in chosen for rank in range(2)), outcome.text
 
 
-@pytest.mark.parametrize("call", ["Allreduce", "Bcast", "Allgather"])
-@pytest.mark.parametrize("count", [4, 1 << 19])
+@pytest.mark.parametrize("call, count", [("Allreduce", 4), ("Allreduce", 1 << 19), ("Bcast", 4), ("Allgather", 4)])
 def test_killed_rank(call, count):
     """prog_fail.py's victim is rank 0 of two."""
     outcome = jobs.run("prog_fail.py", "AA", "kill", call, count, env=ENV, keep_alive=True)
-    line = outcome.by_rank("outcome")[1]
-    assert "PeerError" in line["classes"] and line["peers"] == [0], outcome.text
+    line = outcome.by_rank("outcome").get(1)
+    assert line and "PeerError" in line["classes"] and line["peers"] == [0], outcome.text
     assert 0 <= line["seconds"] < NOTICED_S, line
     assert outcome.by_rank("again")[1]["again"] == "PeerError", outcome.text
 
@@ -120,7 +123,7 @@ def test_interrupted_rank(where):
 def test_end_of_a_program(how):
     outcome = jobs.run("prog_exit.py", "AA", how, env=ENV)
     assert sorted(outcome.by_rank("reached")) == [0, 1] and outcome.job.returncode == 0, outcome.text
-    assert [CHATTER.sub("", text) for text in outcome.job.stderr] == ["", ""]
+    assert outcome.job.stderr == ("", "")
 
 
 PARTS = """
@@ -155,13 +158,13 @@ print(*found)
 def test_parts_after_all():
     """A part's communicator is oneCCL's too, in whatever order its ranks are."""
     job = launch.mpirun(4, PARTS, "all_first", env=ENV, timeout=120)
-    assert job.stdout == ("1 1 1 1 1 1 1\n",) * 4
+    assert said(job) == ("1 1 1 1 1 1 1\n",) * 4
 
 
 def test_all_after_a_part():
     """oneCCL does not reach ranks that its first communicator had not: hetccl serves them, and says so."""
     job = launch.mpirun(4, PARTS, "part_first", env={**ENV, "HETCCL_LOG": "info"}, timeout=120)
-    assert job.stdout == ("1 0 1\n",) * 4
+    assert said(job) == ("1 0 1\n",) * 4
     assert "not by oneCCL" in job.stderr[0]
 
 
@@ -188,7 +191,7 @@ def test_users_environment_stays():
     print(os.environ["CCL_ATL_SHM"], os.environ["CCL_LOCAL_RANK"], os.environ["CCL_LOCAL_SIZE"])
     """
     job = launch.mpirun(2, code, env={**ENV, "CCL_ATL_SHM": "0"})
-    assert job.stdout == ("0 0 2\n", "0 1 2\n")
+    assert said(job) == ("0 0 2\n", "0 1 2\n")
 
 
 def test_not_touched_unless_asked_for():

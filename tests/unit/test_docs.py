@@ -32,6 +32,17 @@ def test_configuration_table():
     assert re.findall(r"^\| `.*$", CONFIGURATION, re.MULTILINE) == list(rows())
 
 
+def test_map_of_the_modules():
+    """docs/architecture.md has each module of setup.py in its map, but for those of tests."""
+    (listed,) = (
+        node.value
+        for node in ast.parse((ROOT / "setup.py").read_text()).body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "MODULES"
+    )
+    shown = re.findall(r"(?<!\S)_\w+", (ROOT / "docs" / "architecture.md").read_text())
+    assert {name for name in ast.literal_eval(listed) if not name.endswith("_trial")} <= set(shown)
+
+
 def test_library_table():
     """docs/configuration.md has the names that are tried for each library that a variable can replace."""
     table = re.findall(r"^\| ([^|`]+) \| (lib[^|]+) \| `(HETCCL_\w+)` \|$", CONFIGURATION, re.MULTILINE)
