@@ -1,9 +1,9 @@
 """A communicator of a vendor's CCL: its life, its waits, and what became of it; layer L2.
 
 The library makes a communicator on a thread of its own, so that the wait can end: by a time-out, Ctrl-C, the end of a
-the watch (include/hetccl/watch.h), which aborts the communicator, as when a peer dies. The GIL is released in each
-call the watch (include/hetccl/watch.h), which aborts the communicator, as when a peer dies. The GIL is released in each call
-that may take long, and never taken under the watch's mutex.
+peer. A call that answers that it is in progress is waited for in the same way; one that stays in the library is ended
+by the watch (include/hetccl/watch.h), which aborts the communicator, as when a peer dies. The GIL is released in each
+call that may take long, and never taken under the watch's mutex.
 """
 
 import atexit
