@@ -29,7 +29,8 @@ cdef extern from "hetccl/watch.h" nogil:
         hetccl_watch_t* next
     void hetccl_watch_init(hetccl_watch_t* watch, const hetccl_ccl_t* ccl, const hetccl_runtime_t* gpu, int device,
                            void** handle, int* lost)
-    int hetccl_watch_open(hetccl_watch_t* watch, hetccl_peer_t* peers, int npeers)
+    void hetccl_watch_meet(hetccl_watch_t* watch, hetccl_peer_t* peers, int npeers)
+    int hetccl_watch_open(hetccl_watch_t* watch)
     void hetccl_watch_close(hetccl_watch_t* watch)
     void hetccl_watch_unlink(hetccl_watch_t** list, hetccl_watch_t* watch)
     void* hetccl_watch_take(hetccl_watch_t* watch)
@@ -64,7 +65,6 @@ cdef class VendorComm:
     cdef hetccl_watch_t watch
     cdef void** place                    # where the library puts what it makes
     cdef hetccl_birth_t* birth           # the library is still making the communicator; else NULL
-    cdef tuple peers                     # (rank, pid)s to watch, from then on
     cdef bint closed
     cdef bint aborted
     cdef int waits                       # threads that wait in conclude()
@@ -81,7 +81,8 @@ cdef class VendorComm:
     cdef int conclude(self, int code, str call, str function) except -1
 
     cdef int prepare(self, Ccl ccl, Runtime runtime, int device) except -1
-    cdef int start(self, object peers) except -1
+    cdef int meet(self, object peers) except -1
+    cdef int start(self) except -1
     cdef int await_library(self, int64_t until) except -1
     cdef int be_born(self, int code, str call, str function) except -1
     cdef void* enter(self, str call, void** saved) except? NULL

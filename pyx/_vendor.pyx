@@ -1,9 +1,9 @@
 """A communicator of a vendor's CCL: its life, its waits, and what became of it; layer L2.
 
 The library makes a communicator on a thread of its own, so that the wait can end: by a time-out, Ctrl-C, the end of a
-peer. A call that answers that it is in progress is waited for in the same way; one that stays in the library is ended by
-the watch. A watch (include/hetccl/watch.h) aborts the communicator when a peer
-dies. The GIL is released in each call that may take long, and never taken under the watch's mutex.
+peer. A call that answers that it is in progress is waited for in the same way; one that stays in the library is ended
+by the watch (include/hetccl/watch.h), which aborts the communicator, as when a peer dies. The GIL is released in each
+call that may take long, and never taken under the watch's mutex.
 """
 
 import atexit
@@ -16,9 +16,9 @@ from libc.stdlib cimport calloc, free
 from hetccl._mutex cimport hetccl_mutex_open
 from hetccl._runtime cimport HETCCL_MISSING
 from hetccl._vendor cimport (
-    HETCCL_WATCH_NOBODY, hetccl_device_enter, hetccl_job_drop, hetccl_job_start, hetccl_job_t, hetccl_job_wait,
-    hetccl_now_ns, hetccl_pause, hetccl_peer_t, hetccl_watch_abort, hetccl_watch_ask, hetccl_watch_close,
-    hetccl_watch_ended, hetccl_watch_init, hetccl_watch_open, hetccl_watch_settle, hetccl_watch_t, hetccl_watch_take,
+    hetccl_device_enter, hetccl_job_drop, hetccl_job_start, hetccl_job_t, hetccl_job_wait, hetccl_now_ns, hetccl_pause,
+    hetccl_peer_t, hetccl_watch_abort, hetccl_watch_ask, hetccl_watch_close, hetccl_watch_ended, hetccl_watch_init,
+    hetccl_watch_meet, HETCCL_WATCH_NOBODY, hetccl_watch_open, hetccl_watch_settle, hetccl_watch_t, hetccl_watch_take,
     hetccl_watch_unlink,
 )
 
@@ -107,6 +107,7 @@ cdef class VendorComm:
     def __init__(self, Ccl ccl not None, Runtime runtime not None, int device, int nranks, int rank, bytes unique_id,
                  double timeout_s, peers=(), str float8="ocp", bint waits=True):
         cdef const char* id_ = unique_id
+        cdef void* saved = NULL
         if self.place != NULL:
             raise RuntimeError("VendorComm: it has been made already")
         if not 0 <= rank < nranks:
@@ -116,13 +117,15 @@ cdef class VendorComm:
         self.prepare(ccl, runtime, device)
         self.timeout_s = timeout_s
         self.rank, self.nranks, self.float8 = rank, nranks, float8
-        self.peers = tuple(peers)
+        self.enter("Comm", &saved)
+        self.leave(saved)
+        self.meet(peers)
         self.birth = hetccl_birth_start(self.functions, self.gpu, device, nranks, rank, id_)
         if self.birth == NULL:
             raise MemoryError("a thread that makes the communicator")
         if waits and not self.is_ready(timeout_s):
-            raise CommTimeout(f"Comm: {ccl.name} has been connecting the ranks for {timeout_s:g} s (HETCCL_TIMEOUT): a rank "
-                              "of the island has not come, or cannot be reached", call="Comm")
+            raise CommTimeout(f"Comm: {ccl.name} has been connecting the ranks for {timeout_s:g} s (HETCCL_TIMEOUT): a "
+                              "rank of the island has not come, or cannot be reached", call="Comm")
 
     cdef int prepare(self, Ccl ccl, Runtime runtime, int device) except -1:
         self.ccl, self.runtime, self.device = ccl, runtime, device
@@ -134,20 +137,24 @@ cdef class VendorComm:
             raise MemoryError("a communicator's handle")
         return 0
 
-    cdef int start(self, object peers) except -1:
-        """Let the watch begin. peers: (rank, pid)s."""
-        global watches
-        cdef int i, error, npeers = len(peers)
-        cdef hetccl_peer_t* found
-        if self.handle == NULL:
-            return 0
-        found = <hetccl_peer_t*>calloc(max(npeers, 1), sizeof(hetccl_peer_t))
-        if found == NULL:
+    cdef int meet(self, object peers) except -1:
+        """Know whom to watch. peers: (rank, pid)s."""
+        cdef int i, npeers = len(peers)
+        cdef hetccl_peer_t* known = <hetccl_peer_t*>calloc(max(npeers, 1), sizeof(hetccl_peer_t))
+        if known == NULL:
             raise MemoryError("the peers of a communicator")
         for i in range(npeers):
-            found[i].rank, found[i].pid = peers[i]
-        self.watch.timeout_ns = self.timeout_ns
-        error = hetccl_watch_open(&self.watch, found, npeers)
+            known[i].rank, known[i].pid = peers[i]
+        hetccl_watch_meet(&self.watch, known, npeers)
+        return 0
+
+    cdef int start(self) except -1:
+        """Let the watch begin."""
+        global watches
+        cdef int error
+        if self.handle == NULL:
+            return 0
+        error = hetccl_watch_open(&self.watch)
         if error != 0:
             self.abort()
             raise OSError(error, "the watch over a communicator cannot be started (limit of threads or open files?)")
@@ -195,17 +202,25 @@ cdef class VendorComm:
 
     cdef int await_library(self, int64_t until) except -1:
         """Wait until the library has answered, or the time is over; the birth is NULL then, or not. Its code."""
-        cdef int code = 0, has_ended = 0
+        cdef int code = 0, has_ended = 0, peer
+        cdef int64_t lost_ns = 0
         while not has_ended and hetccl_now_ns() < until:
             with nogil:
                 has_ended = hetccl_birth_wait(self.birth, min(until - hetccl_now_ns(), <int64_t>LOOK_NS), &code,
                                               &self.place[0])
-            if not has_ended:
-                PyErr_CheckSignals()
+            if has_ended:
+                break
+            PyErr_CheckSignals()
+            peer = hetccl_watch_ended(&self.watch)
+            if peer != HETCCL_WATCH_NOBODY and lost_ns == 0:
+                lost_ns = hetccl_now_ns()
+            elif peer != HETCCL_WATCH_NOBODY and hetccl_now_ns() - lost_ns > PEER_NEWS_NS:
+                raise PeerError(f"Comm: rank {peer} has ended while {self.ccl.name} connected the ranks", call="Comm",
+                                peer=peer)
         if has_ended:
             self.birth = NULL
             self.handle = self.place[0]
-            self.start(self.peers)
+            self.start()
         return code
 
     def Split(self, int color, int key, peers=()):
@@ -222,7 +237,7 @@ cdef class VendorComm:
         cdef int code
         self.usable("Split")
         child.prepare(self.ccl, self.runtime, self.device)
-        child.timeout_ns, child.float8 = self.timeout_ns, self.float8
+        child.timeout_s, child.float8 = self.timeout_s, self.float8
         handle = self.enter("Split", &saved)
         try:
             with nogil:
@@ -239,7 +254,8 @@ cdef class VendorComm:
         child.handle = child.place[0]
         if child.handle == NULL:
             return None
-        child.start(peers)
+        child.meet(peers)
+        child.start()
         # The parent is done; the library may still be connecting the child.
         child.be_born(self.functions.in_progress, "Split", "split")
         self.ccl.check(self.functions.count(child.handle, &child.nranks), "Split", "count")
@@ -452,9 +468,9 @@ cdef class VendorComm:
             raise PeerError(f"{call}: rank {peer} has ended; {self.ccl.name}'s communicator was aborted and cannot be "
                             "used any more", call=call, peer=peer)
         if self.watch.timed_out:
-            raise CommTimeout(f"{call}: a call was inside {self.ccl.name} for {self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT): "
-                              "a rank of the island has not come to the same call, or cannot be reached; the "
-                              "communicator was aborted", call=call)
+            raise CommTimeout(f"{call}: a call was inside {self.ccl.name} for {self.timeout_ns / 1e9:g} s "
+                              "(HETCCL_TIMEOUT): a rank of the island has not come to the same call, or cannot be "
+                              "reached; the communicator was aborted", call=call)
         if self.lost:
             detail = (<bytes>(<char*>self.watch.text)).decode(errors="replace").strip()
             raise self.ccl.error_of(self.watch.error, call, "async_error", detail)

@@ -231,11 +231,15 @@ static inline void hetccl_watch_unlink(hetccl_watch_t **list, hetccl_watch_t *wa
     if (*list) *list = watch->next;
 }
 
-/* Start watching; peers: npeers ranks and pids, taken over. 0 or an errno; after an error nothing is held. */
-static inline int hetccl_watch_open(hetccl_watch_t *watch, hetccl_peer_t *peers, int npeers) {
+/* Know the peers from now on: npeers ranks and pids, taken over. */
+static inline void hetccl_watch_meet(hetccl_watch_t *watch, hetccl_peer_t *peers, int npeers) {
+    for (int i = 0; i < npeers; i++) hetccl_peer_open(&peers[i]);
     watch->peers = peers;
     watch->npeers = npeers;
-    for (int i = 0; i < npeers; i++) hetccl_peer_open(&peers[i]);
+}
+
+/* Start watching. 0 or an errno; after an error nothing is held. */
+static inline int hetccl_watch_open(hetccl_watch_t *watch) {
     watch->wake_fd = eventfd(0, EFD_CLOEXEC);
     int error = watch->wake_fd < 0 ? errno : hetccl_thread_start(&watch->thread, hetccl_watch_main, watch);
     watch->running = error == 0;

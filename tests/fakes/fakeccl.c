@@ -5,7 +5,8 @@
  *
  * FAKE_CCL_VERSION=22005                     what ncclGetVersion says; 22809 without it
  * FAKE_CCL_FAIL=ncclSend=2,ncclAllReduce=3@5 these functions answer these codes, always or at their nth call
- * FAKE_CCL_HANG=ncclCommInitRankConfig       what the function begins never ends; abort and destroy do not return
+ * FAKE_CCL_HANG=ncclCommInitRankConfig       what the function begins never ends, or it does not return
+ * FAKE_CCL_NONBLOCKING=1                     communicators do not block, whatever their configuration says
  * FAKE_CCL_ASYNC_ERROR=6                     the communicator's error after its first call
  */
 #define _GNU_SOURCE
@@ -84,6 +85,11 @@ static int check_config(const config_t *config, const char *function) {
     return OK;
 }
 
+static int blocks(const config_t *config, int otherwise) {
+    if (getenv("FAKE_CCL_NONBLOCKING")) return 0;
+    return config ? config->blocking != 0 : otherwise;
+}
+
 static void comm_free(comm_t *comm) {
     link_close(&comm->link);
     comm->mark = 0;
@@ -121,7 +127,8 @@ API int ncclCommInitRankConfig(comm_t **out, int nranks, unique_id_t id, int ran
     if (!out || nranks < 1 || nranks > RANKS_MAX || rank < 0 || rank >= nranks || strncmp(id.bytes, "/dev/shm/", 9))
         return fail(INVALID_ARGUMENT, "%s: comm, nranks %d, rank %d or id is not valid", __func__, nranks, rank);
     *out = NULL;
-    return comm_new(out, id.bytes, rank, nranks, !config || config->blocking != 0, __func__);
+    if (blocks(config, 1)) hang(NULL, __func__);
+    return comm_new(out, id.bytes, rank, nranks, blocks(config, 1), __func__);
 }
 
 API int ncclCommInitRank(comm_t **out, int nranks, unique_id_t id, int rank) {
@@ -146,21 +153,21 @@ API int ncclCommUserRank(comm_t *comm, int *rank) {
     return injected(__func__);
 }
 
-static void hang(const char *function) {
-    while (hangs(function)) nanosleep(&(struct timespec){0, 10000000}, NULL);
-}
-
 API int ncclCommFinalize(comm_t *comm) {
     int code = ready(comm, __func__);
     if (code) return code;
     comm->is_finalized = 1;
-    return done(comm, __func__, 1);
+    atomic_fetch_add(&comm->inside, 1);
+    if (comm->is_blocking) hang(&comm->link.aborted, __func__);
+    code = done(comm, __func__, 1);
+    atomic_fetch_sub(&comm->inside, 1);
+    return code;
 }
 
 API int ncclCommDestroy(comm_t *comm) {
     if (!is_comm(comm)) return fail(INVALID_ARGUMENT, "%s: comm is NULL or freed", __func__);
     int code = injected(__func__);
-    hang(__func__);
+    hang(NULL, __func__);
     if (code) return code;
     if (comm->nregistered) return fail(INVALID_USAGE, "%s: %d buffers are registered", __func__, comm->nregistered);
     comm_free(comm);
@@ -170,7 +177,7 @@ API int ncclCommDestroy(comm_t *comm) {
 API int ncclCommAbort(comm_t *comm) {
     if (!is_comm(comm)) return fail(INVALID_ARGUMENT, "%s: comm is NULL or freed", __func__);
     int code = injected(__func__);
-    hang(__func__);
+    hang(NULL, __func__);
     if (code) return code;
     atomic_store(&comm->link.aborted, 1);
     while (atomic_load(&comm->inside)) sched_yield();

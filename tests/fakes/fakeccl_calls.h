@@ -82,6 +82,7 @@ static int calls_run_of(comm_t *comm, call_t *calls, int n, const char *function
             add_transfers(&calls[i], transfers, &ntransfers);
         }
     if (!code) code = explain(transfers_run(&comm->link, transfers, ntransfers), function);
+    if (comm->is_blocking) hang(&comm->link.aborted, function);
     for (int i = 0; i < n; i++)
         if (calls[i].comm == comm) finish(&calls[i], !code);
     int is_first = comm->ncalls++ == 0;
@@ -204,7 +205,7 @@ API int ncclCommSplit(comm_t *comm, int color, int key, comm_t **out, const conf
     }
     snprintf(name, sizeof name, "%.200s-%d-%d", comm->link.name, comm->nsplits++, color);
     if (color != NO_COLOR) {
-        int born = comm_new(out, name, rank, nranks, config ? config->blocking != 0 : comm->is_blocking, __func__);
+        int born = comm_new(out, name, rank, nranks, blocks(config, comm->is_blocking), __func__);
         if (born != OK && born != IN_PROGRESS) return born;
     }
     return done(comm, __func__, 1);

