@@ -75,6 +75,8 @@ cdef const char* DL_KINDS = "iuf\0\0cb"  # DLPack's int, uint, float, -, -, comp
 cdef int[NUMPY_NUMS] numpy_codes  # NumPy type number -> HETCCL_<dtype> or CODE_*
 cdef object numpy_ndarray = None  # numpy.ndarray, once its layout was checked
 cdef dict readers = {}            # type -> Reader
+cdef object last_type = None      # of the array that was read last, with its reader
+cdef Reader last_reader = None
 
 
 @cython.final
@@ -94,10 +96,9 @@ cdef class Reader:
 cdef int array_read(object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     if type(obj) is numpy_ndarray:
         return read_numpy(None, obj, export, memory, arg, writable)
-    cdef object found = readers.get(type(obj))
-    if found is None:
-        found = reader_of(obj, arg)
-    cdef Reader reader = <Reader> found
+    cdef Reader reader = last_reader
+    if type(obj) is not last_type:
+        reader = reader_of(obj, arg)
     reader.read(reader, obj, export, memory, arg, writable)
     if reader.immutable:
         memory.readonly = True
@@ -107,7 +108,16 @@ cdef int array_read(object obj, Export* export, Memory* memory, object arg, bint
 
 
 cdef Reader reader_of(object obj, object arg):
+    global last_type, last_reader
     cls = type(obj)
+    found = readers.get(cls)
+    if found is None:
+        found = reader_new(obj, cls, arg)
+    last_type, last_reader = cls, found
+    return found
+
+
+cdef Reader reader_new(object obj, object cls, object arg):
     cdef Reader reader = Reader.__new__(Reader)
     numpy = sys.modules.get("numpy")
     reader.exchange = exchange_of(cls)

@@ -2,7 +2,7 @@
 
 Most are one function of the library, on the caller's stream. What the library lacks is a group of its sends and
 receives, or a short composition; these use the stream alone, so the host never waits. The GIL is held on entry and
-released for the library, which may block when a stream's queue is full.
+released for the library, which may block when a stream's queue is full, if there is another thread to take it.
 """
 
 from libc.stdlib cimport calloc, free
@@ -18,6 +18,17 @@ from hetccl._runtime cimport HETCCL_MISSING
 from hetccl._vendor cimport vendor_hold, vendor_release
 
 from hetccl._calls import CALLS
+
+cdef extern from *:
+    """
+    /* Nobody else wants the GIL: giving it up and taking it again costs as much as the rest of a call. */
+    static int hetccl_is_alone(void)
+    {
+        PyThreadState *me = PyThreadState_Get();
+        return PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(me)) == me && PyThreadState_Next(me) == NULL;
+    }
+    """
+    bint hetccl_is_alone() noexcept
 
 cdef enum:
     # ncclScalarHostImmediate: the factor is read during the call.
@@ -49,7 +60,8 @@ cdef int launch_run(VendorComm vendor, Launch* launch) except -1:
 
 
 cdef int launch_in_group(VendorComm vendor, Launch* launch) except -1:
-    vendor.usable(CALLS[launch.call])
+    if not vendor.is_usable():
+        vendor.usable(CALLS[launch.call])
     launch.comm = vendor_hold(vendor)
     try:
         if launch.comm == NULL:
@@ -70,8 +82,11 @@ cdef int run(VendorComm vendor, Launch* launch) except -1:
         return run_scan(vendor, launch)
     if launch.in_place:
         return run_in_place(vendor, launch)
-    with nogil:
+    if hetccl_is_alone():
         code = function_of(vendor.functions, launch.comm, launch)
+    else:
+        with nogil:
+            code = function_of(vendor.functions, launch.comm, launch)
     if code == HETCCL_MISSING:
         return run_parts(vendor, launch)
     if code != 0:

@@ -36,6 +36,8 @@ ctypedef intptr_t (*cupy_stream_t)(int device) except *
 ctypedef void* (*current_t)(Producer producer, Runtime runtime, int device) except? NULL
 
 cdef dict producers = {}  # type of an array -> Producer
+cdef object last_type = None           # of the array that was asked last, with its producer
+cdef Producer last_producer = None
 cdef dict events = {}     # (runtime's kind, device) -> address of the event that orders two streams
 
 
@@ -108,13 +110,18 @@ cdef bint order(Producer producer, object obj, void* stream, bint current, Runti
 
 
 cdef Producer producer_of(object cls):
-    cdef object found = producers.get(cls)
+    global last_type, last_producer
+    cdef object found
+    if cls is last_type:
+        return last_producer
+    found = producers.get(cls)
     if found is None:
         found = producer_new(cls)
         if len(producers) >= TYPES_MAX:
             producers.clear()
         producers[cls] = found
-    return <Producer> found
+    last_type, last_producer = cls, <Producer> found
+    return last_producer
 
 
 cdef Producer producer_new(object cls):

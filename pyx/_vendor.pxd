@@ -72,6 +72,8 @@ cdef class VendorComm:
     cdef int generation                  # of the process that made it
     cdef set registered                  # the library's handles of registered buffers, as int
 
+    # Whether usable() would say yes at once.
+    cdef bint is_usable(self) noexcept
     # Raise unless the communicator can be used: CommClosed, PeerError (a peer is gone), the library's own error.
     cdef int usable(self, str call) except -1
     # The outcome of a library's function that did not answer 0: wait, with a time-out, for one that is in progress;

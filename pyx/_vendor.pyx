@@ -419,10 +419,11 @@ cdef class VendorComm:
         vendor_release(self)
         return self.runtime.check(self.gpu.leave(saved), "leave")
 
+    cdef bint is_usable(self) noexcept:
+        return self.handle != NULL and self.waits == 0 and not self.closed and self.generation == forks
+
     cdef int usable(self, str call) except -1:
-        if self.handle != NULL and self.waits == 0 and not self.closed and self.generation == forks:
-            return 0
-        return self.refuse(call)
+        return 0 if self.is_usable() else self.refuse(call)
 
     cdef int refuse(self, str call) except -1:
         if self.generation != forks:
