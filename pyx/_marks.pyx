@@ -1,4 +1,4 @@
-"""Layer L3: how far a stream is: an event behind a call's work, asked and waited for. The GIL is held, but for waits."""
+"""Layer L3: how far a stream is: an event behind a call's work, asked and waited for. Waits release the GIL."""
 
 from libc.stdint cimport int64_t
 

@@ -23,7 +23,7 @@ cdef extern from "hetccl/nccl.h" nogil:
 NCCL_SONAMES = ("libnccl.so.2",)
 RCCL_SONAMES = ("librccl.so.1",)
 
-# A communicator of an older release waits inside its calls, where nothing could end the wait.
+# Older releases have no configuration of a communicator that we know, and no split.
 OLDEST = 21800
 OLDEST_TEXT = "2.18"
 

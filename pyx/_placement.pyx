@@ -87,7 +87,11 @@ cdef class Placement(Endpoint):
             raise ValueError(f"{argument}: is {NAMES[span.kind]} memory, the communicator's GPUs are "
                              f"{vendor.runtime.name}'s")
         if device == DEVICE_UNKNOWN and span.count:
-            device = vendor.runtime.pointer(<uintptr_t>span.ptr)["device"]
+            about = vendor.runtime.pointer(<uintptr_t>span.ptr)
+            device = about["device"]
+            if about["kind"] == "host" and not about["registered"]:
+                raise ValueError(f"{argument}: {vendor.runtime.name} does not know its memory, which "
+                                 "__cuda_array_interface__ says is a GPU's")
         if device != vendor.device and device != DEVICE_UNKNOWN:
             raise ValueError(f"{argument}: is on device {device}, the communicator's is {vendor.device}: the first "
                              "call on GPU memory chose it, or hetccl.Comm(comm, device=...)")
@@ -314,7 +318,7 @@ cdef class Placement(Endpoint):
         return 0
 
     def supports(self, name):
-        """Whether the library that runs calls on GPU buffers has a function, by its own name or ours.
+        """Whether the library that runs calls on GPU buffers has a function.
 
         name    : "all_to_all", "split", "register_buffer" ... (docs/vendor-ccls.md)
         Returns : False before the first call on GPU buffers

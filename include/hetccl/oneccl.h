@@ -1,5 +1,5 @@
-/* What oneCCL's C API looks like (layer L1). Declared here, since no vendor's header is included. Source: oneapi/ccl.h and
- * oneapi/ccl/v2/types.h of 2022.2; a test compares the two. */
+/* What oneCCL's C API looks like (layer L1). Declared here, since no vendor's header is included. Source: oneapi/ccl.h
+ * and oneapi/ccl/v2/types.h of 2022.2; a test compares the two. */
 #ifndef HETCCL_ONECCL_H
 #define HETCCL_ONECCL_H
 

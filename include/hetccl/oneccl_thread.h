@@ -2,9 +2,10 @@
  * there once per process.
  *
  * They return only when all ranks have come, nothing ends one that waits, and two threads inside the library crash it
- * (seen with 2022.2). So one thread per process, started by the first call, makes them all: the table's functions post a
- * job to it and answer in_progress, and async_error waits for its end, a little at a time. A caller that gives up leaves
- * the job to the thread, with its buffers: they must outlive it. Jobs of all communicators run in the order of posting.
+ * (seen with 2022.2). So one thread per process, started by the first call, makes them all: the table's functions post
+ * a job to it and answer in_progress, and async_error waits for its end, a little at a time. A caller that gives up
+ * leaves the job to the thread, with its buffers: they must outlive it. Jobs of all communicators run in the order of
+ * posting.
  *
  * No function here needs or takes the GIL. The mutex is held for a few instructions, never while the library runs. */
 #ifndef HETCCL_ONECCL_THREAD_H
@@ -332,7 +333,8 @@ static inline int hetccl_oneccl_init(const hetccl_ccl_t *ccl, void **comm_p, int
     return code;
 }
 
-/* With a library that is stuck there is nothing to finish: what it holds stays until the process ends, as after abort. */
+/* With a library that is stuck there is nothing to finish: what it holds stays until the process ends, as after
+ * abort. */
 static inline int hetccl_oneccl_finalize(void *comm) {
     int code = hetccl_oneccl_post(comm, HETCCL_ONECCL_JOB_FINALIZE);
     return code == HETCCL_ONECCL_STUCK ? 0 : code;

@@ -120,6 +120,8 @@ def check_premultiplied_sum(comm):
 def check_refused_dtypes_and_ops(comm):
     """What no vendor's library reduces is a TypeError on every rank, before anything has moved."""
     for dtype, op in REFUSED:
+        if dtype not in ARRAYS.carries:
+            continue
         send, out = Device(np.ones(7, dtype_of(dtype))), Device(np.full(7, 3).astype(dtype))
         for call in (comm.Allreduce, comm.Reduce, comm.Scan, comm.Exscan, comm.Iallreduce):
             with raises(TypeError):

@@ -10,15 +10,13 @@ from device_arrays import LIBRARIES
 QUICK, WIDE, BRIEF = "quick", "wide", "brief"
 
 WAYS = ("call", "request", "persistent", "group")
-REAL = (
-    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64", "float8_e4m3fn",
-    "float8_e5m2",
-)  # fmt: skip
-MOVED = (*REAL, "bool", "int16", "uint16", *matrix.COMPLEX)
+REAL = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64")
+MOVED = (*REAL, *matrix.FLOAT8, "bool", "int16", "uint16", *matrix.COMPLEX)
 BRIEF_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "uint8", "bool")
 # The ops of each dtype that the vendors' libraries reduce; all others are refused (REFUSED).
 OPS = {
     **dict.fromkeys(REAL, matrix.ARITHMETIC),
+    **dict.fromkeys(matrix.FLOAT8, ("SUM", "PROD", "MIN", "MAX")),
     **dict.fromkeys(matrix.COMPLEX, ("SUM", "AVG")),
     "bool": ("SUM", "PROD", "MIN", "MAX", "LAND", "LOR"),
 }
@@ -28,7 +26,7 @@ REFUSED = (
     *(("int32", op) for op in ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")),
     *(("float32", op) for op in ("LAND", "BAND", "MINLOC", "MAXLOC")),
     *((dtype, op) for dtype in matrix.COMPLEX for op in ("PROD", "MIN", "MAX")),
-    ("bool", "AVG"),
+    *((dtype, "AVG") for dtype in (*matrix.FLOAT8, "bool")),
     ("bool", "LXOR"),
     ("uint8", "BXOR"),
 )  # fmt: skip

@@ -46,6 +46,7 @@ def main():
         return 1
     page = {"devices": devices}
     failed = []
+    args.json.parent.mkdir(parents=True, exist_ok=True)
     for part in args.only:
         begin = time.monotonic()
         page[part] = globals()[f"run_{part}"](args)
@@ -53,8 +54,8 @@ def main():
         print(f"{part}: {page[part]['summary']} ({page[part]['seconds']} s)", flush=True)
         if not page[part]["passed"]:
             failed.append(part)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(page, indent=1))
+        # After each part: a run that is stopped for its time leaves what it has.
+        args.json.write_text(json.dumps(page, indent=1))
     print(f"hetccl: {'failed: ' + ', '.join(failed) if failed else 'all passed'}; {args.json}")
     return int(bool(failed))
 

@@ -10,6 +10,10 @@ from hetccl import errors
 BASES = {
     "HetcclError": (Exception,),
     "LibraryError": (errors.HetcclError,),
+    "GpuError": (errors.LibraryError,),
+    "NcclError": (errors.LibraryError,),
+    "RcclError": (errors.LibraryError,),
+    "OneCclError": (errors.LibraryError,),
     "LibraryNotFound": (errors.HetcclError, ImportError),
     "SymbolNotFound": (errors.LibraryNotFound,),
     "PeerError": (errors.HetcclError, ConnectionError),
