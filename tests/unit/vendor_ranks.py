@@ -61,6 +61,9 @@ class Ranks:
             if process.poll() is None:
                 process.kill()
             process.wait()
+            # What a communicator that not all ranks have come to leaves behind.
+            for path in Path("/dev/shm").glob(f"fakeccl-{process.pid}-*"):
+                path.unlink(missing_ok=True)
 
     def wait(self, timeout_s=RUN_S):
         """Wait for the end of all ranks; answers their exit codes."""
