@@ -41,7 +41,7 @@ def nccl():
     """NCCL's file, of a wheel or of the system; None without one."""
     known = next(library for library in libraries.LIBRARIES if library.name == "NCCL")
     try:
-        return known.open().path
+        return known.open(config.Config()).path
     except LibraryNotFound:
         return None
 
