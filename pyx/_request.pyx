@@ -269,8 +269,8 @@ cdef class Request(Lists):
             self.vendor.unlock()
             time.sleep(QUEUEING_S)
             if time.monotonic() > until:
-                raise CommTimeout(f"{name}: another thread, or what a signal handler interrupted, has been queueing the "
-                                  f"message for {self.vendor.timeout_s:g} s (HETCCL_TIMEOUT)", call=name)
+                raise CommTimeout(f"{name}: another thread, or what a signal handler interrupted, has been queueing "
+                                  f"the message for {self.vendor.timeout_s:g} s (HETCCL_TIMEOUT)", call=name)
         return 0
 
     cdef int await_end(self, object status) except -1:
