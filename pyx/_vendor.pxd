@@ -60,6 +60,7 @@ cdef class VendorComm:
     cdef readonly int device             # index of the runtime; 0 for the host's
     cdef readonly str float8             # what float8's bits mean on the ranks' devices: "ocp", "fnuz" or "mixed"
     cdef hetccl_mutex_t mutex            # one call of the library at a time
+    cdef unsigned long owner             # the thread that has it; 0: none
     cdef int64_t timeout_ns
     cdef int lost                        # set by the watch: a peer died, or the library reported an error
     cdef hetccl_watch_t watch
@@ -80,6 +81,11 @@ cdef class VendorComm:
     # raise for any other. The GIL is held on entry, and released while waiting.
     cdef int conclude(self, int code, str call, str function) except -1
 
+    # The library's functions are called by one thread at a time; the others wait. The GIL is held, and released by the
+    # wait, which ends by the time-out, and is refused to a thread that has the communicator already.
+    cdef int lock(self, str call) except -1
+    cdef void unlock(self) noexcept
+
     cdef int prepare(self, Ccl ccl, Runtime runtime, int device) except -1
     cdef int meet(self, object peers) except -1
     cdef int start(self) except -1
@@ -94,6 +100,7 @@ cdef class VendorComm:
     cdef int await_others(self, str call) except -1
     cdef int raise_ended(self, str call) except -1
     cdef int raise_code(self, int code, str call, str function) except -1
+    cdef int await_owner(self, str call) except -1
     cdef int finalize(self) except -1
     cdef int destroy(self) except -1
     cdef void unwatch(self) noexcept

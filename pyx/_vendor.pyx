@@ -13,7 +13,7 @@ import time
 cimport cython
 from libc.stdlib cimport calloc, free
 
-from hetccl._mutex cimport hetccl_mutex_open
+from hetccl._mutex cimport hetccl_mutex_lock_within, hetccl_mutex_open, hetccl_mutex_try, hetccl_mutex_unlock
 from hetccl._runtime cimport HETCCL_MISSING
 from hetccl._vendor cimport (
     hetccl_device_enter, hetccl_job_drop, hetccl_job_start, hetccl_job_t, hetccl_job_wait, hetccl_now_ns, hetccl_pause,
@@ -238,19 +238,18 @@ cdef class VendorComm:
         self.usable("Split")
         child.prepare(self.ccl, self.runtime, self.device)
         child.timeout_s, child.float8 = self.timeout_s, self.float8
-        handle = self.enter("Split", &saved)
+        self.lock("Split")
         try:
-            with nogil:
-                code = self.functions.split(self.functions, handle, color, key, child.place)
-        finally:
-            self.leave(saved)
-        child.handle = child.place[0]
-        try:
+            handle = self.enter("Split", &saved)
+            try:
+                with nogil:
+                    code = self.functions.split(self.functions, handle, color, key, child.place)
+            finally:
+                self.leave(saved)
             if code != 0:
-                self.conclude(code, "Split", "split")
-        except BaseException:
-            child.handle = NULL  # the library has freed what it made, or is still at it
-            raise
+                self.conclude(code, "Split", "split")  # the child is nobody's: freed by the library, or still in work
+        finally:
+            self.unlock()
         child.handle = child.place[0]
         if child.handle == NULL:
             return None
@@ -273,14 +272,18 @@ cdef class VendorComm:
         cdef void* handle
         cdef int code
         self.usable("register")
-        handle = self.enter("register", &saved)
+        self.lock("register")
         try:
-            with nogil:
-                code = self.functions.register_buffer(handle, <void*>ptr, nbytes, &token)
+            handle = self.enter("register", &saved)
+            try:
+                with nogil:
+                    code = self.functions.register_buffer(handle, <void*>ptr, nbytes, &token)
+            finally:
+                self.leave(saved)
+            if code != 0:
+                self.conclude(code, "register", "register_buffer")
         finally:
-            self.leave(saved)
-        if code != 0:
-            self.conclude(code, "register", "register_buffer")
+            self.unlock()
         self.registered.add(<size_t>token)
         return <size_t>token
 
@@ -292,14 +295,18 @@ cdef class VendorComm:
         self.usable("deregister")
         if token not in self.registered:
             raise ValueError(f"token: {token} is of no buffer that is registered with this communicator")
-        handle = self.enter("deregister", &saved)
+        self.lock("deregister")
         try:
-            with nogil:
-                code = self.functions.deregister_buffer(handle, <void*>token)
+            handle = self.enter("deregister", &saved)
+            try:
+                with nogil:
+                    code = self.functions.deregister_buffer(handle, <void*>token)
+            finally:
+                self.leave(saved)
+            if code != 0:
+                self.conclude(code, "deregister", "deregister_buffer")
         finally:
-            self.leave(saved)
-        if code != 0:
-            self.conclude(code, "deregister", "deregister_buffer")
+            self.unlock()
         self.registered.discard(token)
 
     def check(self, str call):
@@ -351,6 +358,9 @@ cdef class VendorComm:
         """
         if self.place != NULL and self.generation == forks:
             self.await_others("Free")
+            if self.handle != NULL:
+                self.lock("Free")
+                self.unlock()
         if self.closed or self.place == NULL or self.generation != forks:
             self.closed = True
             return
@@ -460,6 +470,34 @@ cdef class VendorComm:
                                   f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT)", call=call)
             time.sleep(OTHERS_S)
         return 0
+
+    cdef int lock(self, str call) except -1:
+        if self.generation != forks:
+            return self.refuse(call)
+        if hetccl_mutex_try(&self.mutex) != 0:
+            self.await_owner(call)
+        self.owner = PyThread_get_thread_ident()
+        return 0
+
+    cdef void unlock(self) noexcept:
+        self.owner = 0
+        hetccl_mutex_unlock(&self.mutex)
+
+    cdef int await_owner(self, str call) except -1:
+        cdef int64_t began = hetccl_now_ns()
+        cdef int busy = 1
+        if self.owner == PyThread_get_thread_ident():
+            raise RuntimeError(f"{call}: this thread is inside a call of the communicator (called from a signal "
+                               "handler?)")
+        while True:
+            with nogil:
+                busy = hetccl_mutex_lock_within(&self.mutex, LOOK_NS)
+            if busy == 0:
+                return 0
+            PyErr_CheckSignals()
+            if hetccl_now_ns() - began > self.timeout_ns:
+                raise CommTimeout(f"{call}: another thread has been in a call of the communicator for "
+                                  f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT)", call=call)
 
     cdef int raise_ended(self, str call) except -1:
         """Raise why the communicator has ended."""
