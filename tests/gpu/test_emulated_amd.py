@@ -17,7 +17,7 @@ import pytest
 from emulation import build
 from emulation import runs as emulated_runs
 from fakes import build as fake_build
-from hetccl import libraries
+from hetccl import config, libraries
 from hetccl.errors import LibraryNotFound
 from mpi import jobs
 
