@@ -11,6 +11,9 @@ from hetccl._program cimport Choice, Program
 from hetccl._request cimport Deferred, Request
 
 
+cdef bint has_ended                      # no call is possible any more in this process
+
+
 cdef class Batch:                        # the calls inside `with comm.group():`
     cdef object endpoint
     cdef unsigned long thread

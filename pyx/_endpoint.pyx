@@ -46,8 +46,9 @@ cdef str ended = None
 
 def end(reason):
     """From now on every call is refused: this process has left all its communicators."""
-    global ended
+    global ended, has_ended
     ended = reason
+    has_ended = True
 
 
 def ended_because():

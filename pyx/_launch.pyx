@@ -51,6 +51,8 @@ cdef int lock(VendorComm vendor) except -1:
 
 
 cdef int launch_run(VendorComm vendor, Launch* launch) except -1:
+    if hetccl_is_alone():
+        return launch_in_group(vendor, launch)
     lock(vendor)
     try:
         launch_in_group(vendor, launch)

@@ -18,6 +18,7 @@ from hetccl._buffer cimport dtype_name, is_in_place, span_clear, span_ends_befor
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, BARRIER, BCAST, CONNECT, REDUCE, REDUCE_SCATTER_BLOCK, SCATTER,
 )
+from hetccl._endpoint cimport has_ended
 from hetccl._launch cimport NO_PEER, Launch, launch_run
 from hetccl._layout cimport Part
 from hetccl._mailbox cimport ANY
@@ -106,8 +107,8 @@ cdef class Placement(Endpoint):
         cdef Span send, recv
         cdef Launch launch
         cdef bint queued = False
-        self.usable(call)
-        if self.check or self.batch is not None or self.deferred.requests or is_in_place(sendbuf):
+        if self.closed or has_ended or self.check or self.batch is not None or self.deferred.requests or \
+                is_in_place(sendbuf):
             return False
         span_clear(&send)
         span_clear(&recv)
