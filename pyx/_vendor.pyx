@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc
 
 from hetccl._runtime cimport HETCCL_MISSING
 from hetccl._watched cimport (
-    hetccl_device_enter, hetccl_job_drop, hetccl_job_start, hetccl_job_t, hetccl_job_wait, hetccl_now_ns, hetccl_peer_t,
+    hetccl_job_drop, hetccl_job_start, hetccl_job_t, hetccl_job_wait, hetccl_now_ns, hetccl_peer_t,
     hetccl_watch_ended, hetccl_watch_meet, HETCCL_WATCH_NOBODY, hetccl_watch_settle, hetccl_watch_take, LOOK_NS,
     PEER_NEWS_NS, time_ns,
 )
