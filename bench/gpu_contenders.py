@@ -139,6 +139,30 @@ class Cupy:
         self.comm.destroy()
 
 
+class CupyArrays(Cupy):
+    """As a program calls it that holds arrays, not their addresses, and follows CuPy's current stream."""
+
+    name = "CuPy, from arrays"
+
+    def call(self, collective, send, recv, count):
+        return timed(getattr(self, collective), send, recv)
+
+    def allreduce(self, send, recv):
+        stream, nccl = cupy.cuda.get_current_stream().ptr, self.nccl
+        self.comm.allReduce(send.data.ptr, recv.data.ptr, send.size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream)
+
+    def allgather(self, send, recv):
+        stream = cupy.cuda.get_current_stream().ptr
+        self.comm.allGather(send.data.ptr, recv.data.ptr, send.size, self.nccl.NCCL_FLOAT32, stream)
+
+    def reducescatter(self, send, recv):
+        stream, nccl = cupy.cuda.get_current_stream().ptr, self.nccl
+        self.comm.reduceScatter(send.data.ptr, recv.data.ptr, recv.size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream)
+
+    def alltoall(self, send, recv):
+        self.exchange(send.data.ptr, recv.data.ptr, send.size // self.size)
+
+
 class Nccl4py:
     name = "nccl4py"
 
@@ -194,7 +218,7 @@ class Torch:
         self.distributed.destroy_process_group()
 
 
-CONTENDERS = (Hetccl, CLoop, CLoopNonblocking, Cupy, Nccl4py, Torch)
+CONTENDERS = (Hetccl, CLoop, CLoopNonblocking, Cupy, CupyArrays, Nccl4py, Torch)
 
 
 def rendezvous():
