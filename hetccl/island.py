@@ -4,6 +4,7 @@ Whatever is wrong on one rank is told to all before any of them waits in the ven
 it waits for.
 """
 
+import operator
 import time
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ log = config.LOGGER
 # Between two rounds in which the ranks tell each other how far the library is: how late they hear that one has failed.
 ROUND_S = 1.0
 # What may go wrong with libraries, devices and what they are asked for; anything else is a fault of hetccl.
-TROUBLES = (HetcclError, OSError, ValueError, MemoryError)
+TROUBLES = (HetcclError, OSError, TypeError, ValueError, MemoryError)
 
 
 class Card(NamedTuple):
@@ -36,7 +37,7 @@ def open_island(vendor, device, rank, size, members, settings, gather, call, ran
     """Make the vendor's communicator of an island. Collective over its ranks.
 
     vendor   : "nvidia" | "amd" | "host"
-    device   : int, index of this rank's device in the vendor's runtime
+    device   : whole number, as the user gave it: index of this rank's device in the vendor's runtime
     rank     : int, of the island, of `size`
     members  : sequence of topology.Member, one per rank of the island
     settings : config.Config
@@ -45,8 +46,9 @@ def open_island(vendor, device, rank, size, members, settings, gather, call, ran
     ranks    : sequence of int, how errors shall name the island's ranks; None: as they are
     Returns  : _vendor.VendorComm
     Blocks   : until all ranks have come
-    Raises   : the same on all ranks: ValueError (device), LibraryNotFound, GpuError, HetcclError (the ranks do not fit
-               together), NcclError and the like, CommTimeout, PeerError; `.peer`: the ranks that have the trouble
+    Raises   : the same on all ranks: TypeError, ValueError (device), LibraryNotFound, GpuError, HetcclError (the ranks
+               do not fit together), NcclError and the like, CommTimeout, PeerError; `.peer`: the ranks that have the
+               trouble
     """
     names = range(size) if ranks is None else ranks
     runtime, ccl, card = _describe(vendor, device, members[rank], settings)
@@ -65,11 +67,13 @@ def open_island(vendor, device, rank, size, members, settings, gather, call, ran
 
     def make():
         return _vendor.VendorComm(
-            ccl, runtime, device, size, rank, unique_id, settings.timeout, peers, meaning, waits=False
+            ccl, runtime, card.device, size, rank, unique_id, settings.timeout, peers, meaning, waits=False
         )
 
     comm = _init(make, settings.timeout, gather, names, call)
-    log.info("%s: %s %s, rank %d of %d on device %d (%s)", call, card.ccl, card.version, rank, size, device, card.arch)
+    log.info(
+        "%s: %s %s, rank %d of %d on device %d (%s)", call, card.ccl, card.version, rank, size, card.device, card.arch
+    )
     return comm
 
 
@@ -88,6 +92,9 @@ def float8(archs):
 def _describe(vendor, device, member, settings):
     """(runtime, CCL, Card of this rank)."""
     try:
+        if not hasattr(device, "__index__"):
+            raise TypeError(f"device: expected a whole number, got {type(device).__name__}")
+        device = operator.index(device)
         runtime = vendors.open_runtime(vendor, settings)
         ccl = vendors.open_ccl(vendor, settings)
         pci, arch = "", ""
@@ -154,8 +161,9 @@ def _raise_any(troubles, names, call):
     if isinstance(first, HetcclError):
         at_fault = first.peer if isinstance(first, PeerError) else peers
         raise type(first)(message, call=call, code=first.code, peer=at_fault)
-    if isinstance(first, ValueError):
-        raise ValueError(message)
+    for kind in (TypeError, ValueError):
+        if isinstance(first, kind):
+            raise kind(message)
     raise HetcclError(message, call=call, peer=peers)
 
 

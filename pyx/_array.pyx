@@ -452,11 +452,18 @@ cdef int code_of_tensor(const hetccl_dltensor_t* tensor) noexcept nogil:
 cdef int read_cai(Reader reader, object obj, Export* export, Memory* memory, object arg, bint writable) except -1:
     try:
         interface = obj.__cuda_array_interface__
-        shape, typestr, (ptr, readonly) = interface["shape"], interface["typestr"], interface["data"]
     except REFUSALS as error:
         raise_refused(obj, arg, error)
-    except (AttributeError, KeyError) as error:
-        raise TypeError(f"{arg}: __cuda_array_interface__ of {type_name(obj)} lacks {error}") from error
+    try:
+        cai_parse(interface, obj, memory, arg)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        fault = "lacks" if isinstance(error, (AttributeError, KeyError)) else "is not as it must be:"
+        raise TypeError(f"{arg}: __cuda_array_interface__ of {type_name(obj)} {fault} {error}") from error
+    return 0
+
+
+cdef int cai_parse(object interface, object obj, Memory* memory, object arg) except -1:
+    shape, typestr, (ptr, readonly) = interface["shape"], interface["typestr"], interface["data"]
     if interface.get("mask") is not None:
         raise TypeError(f"{arg}: {type_name(obj)} has a mask, which no collective honours; fill it first")
     memory.itemsize = int(typestr[2:])
@@ -464,7 +471,10 @@ cdef int read_cai(Reader reader, object obj, Export* export, Memory* memory, obj
     memory.readonly = readonly
     memory.kind = HETCCL_MEM_CUDA
     memory.device = DEVICE_UNKNOWN
-    shape_store(memory, shape, interface.get("strides"), arg)
+    strides = interface.get("strides")
+    if strides is not None and len(strides) != len(shape):
+        raise ValueError("strides and shape differ in length")
+    shape_store(memory, shape, strides, arg)
     memory.code = code_of(ord(typestr[1]), memory.itemsize)
     if typestr[1] == "O":
         memory.code = CODE_OPAQUE

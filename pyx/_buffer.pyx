@@ -49,8 +49,8 @@ cdef void span_clear(Span* span) noexcept:
 cdef int span_of_data(object obj, Span* span, object arg, bint writable, const Element* given) except -1:
     """Span of all of obj. given: what a spec demands it to be read as, or NULL."""
     cdef Memory memory
-    cdef int i, code
-    cdef int64_t count = 1, itemsize
+    cdef int code
+    cdef int64_t count, itemsize
     if obj is mpi_in_place or obj is IN_PLACE:  # mpi4py's constants are empty buffers to the buffer protocol
         raise TypeError(f"{arg}: IN_PLACE stands for no buffer here")
     if obj is mpi_bottom:
@@ -58,8 +58,7 @@ cdef int span_of_data(object obj, Span* span, object arg, bint writable, const E
     array_read(obj, &span.export, &memory, arg, writable)
     Py_INCREF(obj)
     span.owner = <void*> obj
-    for i in range(memory.ndim):
-        count *= memory.shape[i]
+    count = elements_of(obj, &memory, arg)
     if memory.order == 0:
         raise_strided(obj, arg, &memory)
     if writable and memory.readonly:
@@ -92,6 +91,22 @@ cdef int span_of_data(object obj, Span* span, object arg, bint writable, const E
         if <uintptr_t> memory.ptr % dtype_alignment(code) and (given == NULL or given.layout == NULL):
             raise_misaligned(obj, arg, code)
     return 0
+
+
+cdef int64_t elements_of(object obj, const Memory* memory, object arg) except -1:
+    """How many elements the shape has. An exporter may have written anything there."""
+    cdef int64_t count = 1, n
+    cdef int i
+    cdef bint fits = True
+    for i in range(memory.ndim):
+        n = memory.shape[i]
+        # Two numbers below 2^31 need no division.
+        fits = fits and n >= 0 and ((count | n) >> 31 == 0 or n == 0 or count <= INT64_MAX // n)
+        count = count * n if fits else 0
+    if fits and (count >> 31 == 0 or memory.itemsize <= 0 or count <= INT64_MAX // memory.itemsize):
+        return count
+    shape = tuple([memory.shape[i] for i in range(memory.ndim)])
+    raise BufferError(f"{arg}: {type_name(obj)} says that its shape is {shape}, which is in no memory")
 
 
 cdef int raise_strided(object obj, object arg, Memory* memory) except -1:

@@ -150,12 +150,14 @@ cdef class Comm(Messages):
         except BaseException:
             self.closed = False
             raise
-        self.leave_vendors()
-        broken = self.executor.segment.broken()
-        self.executor.segment.close()
-        # With a rank gone, MPI could wait for it.
-        if self.owns_mpi and not broken:
-            self.membership.free_mpi()
+        try:
+            self.leave_vendors()
+        finally:
+            broken = self.executor.segment.broken()
+            self.executor.segment.close()
+            # With a rank gone, MPI could wait for it.
+            if self.owns_mpi and not broken:
+                self.membership.free_mpi()
 
     def __enter__(self):
         return self

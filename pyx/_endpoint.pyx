@@ -16,7 +16,7 @@ from hetccl._arguments cimport whole
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, ALLTOALLW, GATHERV, NCOLLECTIVES, REDUCE_SCATTER, SCATTERV,
 )
-from hetccl._request cimport queue_together, request_new
+from hetccl._request cimport request_new
 
 from hetccl._calls import CALLS, PLANS
 from hetccl.errors import CommClosed
@@ -79,22 +79,24 @@ cdef class Batch:
         endpoint.batch = None
         calls, self.calls = self.calls, []
         if kind is None:
-            endpoint.deferred.flush(None)
             self.run(calls)
 
     cdef int run(self, list calls) except -1:
         """Start all, wait for all; raise the first error once the others have ended."""
         cdef Request request
+        cdef Endpoint endpoint = self.endpoint
         first = None
         try:
-            queued = [request for request, _ in calls if (<Request>request).is_queued()]
-            if queued:
-                queue_together(queued)
-            for request, _ in calls:
+            # A receive that is deferred would block the stream on which this group's sends come.
+            endpoint.deferred.flush_with([request for request, _ in calls if (<Request>request).is_queued()])
+        except Exception as error:  # noqa: BLE001 - host calls are in no group of the library's
+            first = error
+        for request, _ in calls:
+            try:
                 if not request.is_queued():
                     request.go()
-        except Exception as error:  # noqa: BLE001 - the calls before it have begun
-            first = error
+            except Exception as error:  # noqa: BLE001 - the calls before it have begun
+                first = first or error
         for request, status in calls:
             try:
                 request.await_end(status)

@@ -13,7 +13,6 @@ from hetccl._calls cimport (
     REDUCE, REDUCE_SCATTER, REDUCE_SCATTER_BLOCK, SCAN, SCATTER, SCATTERV,
 )
 from hetccl._ccl cimport hetccl_ccl_t
-from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_try, hetccl_mutex_unlock
 from hetccl._runtime cimport HETCCL_MISSING
 from hetccl._vendor cimport vendor_hold, vendor_release
 
@@ -41,23 +40,14 @@ cdef dict FUNCTIONS = {
 }
 
 
-cdef int lock(VendorComm vendor) except -1:
-    """One call at a time: the libraries are not safe for threads. Taken with the GIL only if nobody has it, so that who
-    has it may take the GIL."""
-    if hetccl_mutex_try(&vendor.mutex) != 0:
-        with nogil:
-            hetccl_mutex_lock(&vendor.mutex)
-    return 0
-
-
 cdef int launch_run(VendorComm vendor, Launch* launch) except -1:
     if hetccl_is_alone():
         return launch_in_group(vendor, launch)
-    lock(vendor)
+    vendor.lock(CALLS[launch.call])
     try:
         launch_in_group(vendor, launch)
     finally:
-        hetccl_mutex_unlock(&vendor.mutex)
+        vendor.unlock()
     return 0
 
 
@@ -379,11 +369,11 @@ cdef bint launch_groups(const Launch* launch) noexcept nogil:
 
 cdef int launch_group_begin(VendorComm vendor) except -1:
     vendor.usable("group")
-    lock(vendor)
+    vendor.lock("group")
     try:
         vendor.ccl.check(vendor.functions.group_start(), "group", "group_start")
     except BaseException:
-        hetccl_mutex_unlock(&vendor.mutex)
+        vendor.unlock()
         raise
     return 0
 
@@ -396,5 +386,5 @@ cdef int launch_group_finish(VendorComm vendor, int call) except -1:
         if code != 0:
             vendor.conclude(code, CALLS[call], "group_end")
     finally:
-        hetccl_mutex_unlock(&vendor.mutex)
+        vendor.unlock()
     return 0

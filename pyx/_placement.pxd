@@ -13,7 +13,7 @@ from hetccl._vendor cimport VendorComm
 
 cdef class Placement(Endpoint):
     cdef VendorComm vendor               # runs calls on device buffers; None until the first
-    cdef list registrations              # Registration; those that may be in use
+    cdef set registrations               # Registration; those that may be in use
     cdef VendorComm host_vendor          # runs some calls on host buffers (HETCCL_HOST_CCL), or None
 
     # Whether the call's buffers are device memory; if so, the request gets vendor and stream. Refuses mixtures.
@@ -33,7 +33,7 @@ cdef class Placement(Endpoint):
     # Let the library run the request's messages if they are device memory. in_place: one arrives where one is sent.
     cdef int aim_messages(self, Request request, bint in_place) except -1
     # Meet the other ranks in the vendor's library. A collective.
-    cdef int connect(self, int kind, int device, int call) except -1
+    cdef int connect(self, int kind, object device, int call) except -1
     # child: the MPI communicator of those that give this color; color, key: as MPI_Comm_split's
     cdef VendorComm split_vendor(self, object child, object color, object key)
     # Wait until streams have done with what they hold.
@@ -45,3 +45,4 @@ cdef class Registration:
     cdef VendorComm vendor               # None: ended
     cdef Span span
     cdef object handle
+    cdef set others                      # the communicator's

@@ -12,11 +12,12 @@ from hetccl._abi cimport (
     HETCCL_AVG, HETCCL_BOOL, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_MAX, HETCCL_MEM_CUDA,
     HETCCL_MEM_HIP, HETCCL_MEM_HOST, HETCCL_MIN, HETCCL_SUM, HETCCL_UINT8,
 )
-from hetccl._arguments cimport refuse_stream, whole
+from hetccl._arguments cimport refuse_stream
 from hetccl._array cimport DEVICE_UNKNOWN
 from hetccl._buffer cimport dtype_name, is_in_place, span_clear, span_ends_before, span_of, span_release
 from hetccl._calls cimport (
-    ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, BARRIER, BCAST, CONNECT, REDUCE, REDUCE_SCATTER_BLOCK, SCATTER,
+    ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, BARRIER, BCAST, CONNECT, RECV, REDUCE, REDUCE_SCATTER_BLOCK, SCATTER,
+    SEND,
 )
 from hetccl._endpoint cimport has_ended
 from hetccl._launch cimport NO_PEER, Launch, launch_run
@@ -34,6 +35,9 @@ from hetccl.errors import CommClosed
 cdef dict VENDORS = {HETCCL_MEM_CUDA: "nvidia", HETCCL_MEM_HIP: "amd"}
 cdef tuple NAMES = ("host", "CUDA", "HIP", "oneAPI")  # by HETCCL_MEM_*
 
+cdef tuple NAMES_OF_SPANS = ("recvbuf", "sendbuf")
+cdef tuple ONE_BUFFER = (BCAST, SEND, RECV)
+
 # What the libraries for host buffers have as one function; the engine has all.
 cdef tuple HOST_CALLS = (ALLREDUCE, REDUCE, BCAST, ALLGATHER, REDUCE_SCATTER_BLOCK, ALLTOALL, SCATTER)
 
@@ -42,7 +46,7 @@ cdef class Placement(Endpoint):
     """Adds the vendors' libraries to an endpoint."""
 
     def __cinit__(self, membership):
-        self.registrations = []
+        self.registrations = set()
 
     cdef bint place(self, Request request) except -1:
         cdef Span* send = &request.send
@@ -75,7 +79,7 @@ cdef class Placement(Endpoint):
             vendor = self.vendor
         for i in range(2):
             if spans[i].owner != NULL:
-                self.check_device(spans[i], "recvbuf" if i == 0 else "sendbuf")
+                self.check_device(spans[i], "buf" if request.work.call in ONE_BUFFER else NAMES_OF_SPANS[i])
         request.vendor, request.gpu, request.device = vendor, vendor.gpu, vendor.device
         request.take_stream()
         return 0
@@ -93,6 +97,11 @@ cdef class Placement(Endpoint):
             if about["kind"] == "host" and not about["registered"]:
                 raise ValueError(f"{argument}: {vendor.runtime.name} does not know its memory, which "
                                  "__cuda_array_interface__ says is a GPU's")
+            # Not by the allocation's length: one may be mapped in pieces.
+            last = vendor.runtime.pointer(<uintptr_t>span.ptr + span.nbytes - 1)
+            if (last["kind"], last["registered"]) != (about["kind"], about["registered"]):
+                raise ValueError(f"{argument}: its {span.nbytes} bytes reach beyond the memory that "
+                                 f"{vendor.runtime.name} knows")
         if device != vendor.device and device != DEVICE_UNKNOWN:
             raise ValueError(f"{argument}: is on device {device}, the communicator's is {vendor.device}: the first "
                              "call on GPU memory chose it, or hetccl.Comm(comm, device=...)")
@@ -143,7 +152,7 @@ cdef class Placement(Endpoint):
             return False
         memset(launch, 0, sizeof(Launch))
         launch.call, launch.source, launch.target = call, <uint8_t*>send.ptr, <uint8_t*>recv.ptr
-        if op is None:
+        if call == ALLGATHER or call == ALLTOALL:
             launch.dtype, launch.lanes, launch.count, launch.itemsize = HETCCL_UINT8, 1, count * recv.itemsize, 1
             return True
         launch.count, launch.itemsize = count, recv.itemsize
@@ -254,7 +263,7 @@ cdef class Placement(Endpoint):
         request.deferred = self.deferred
         return 0
 
-    cdef int connect(self, int kind, int device, int call) except -1:
+    cdef int connect(self, int kind, object device, int call) except -1:
         name = VENDORS.get(kind)
         if name is None:
             raise NotImplementedError(f"{CALLS[call]}: buffers in the memory of this kind of GPU are not supported")
@@ -285,10 +294,9 @@ cdef class Placement(Endpoint):
 
     def _connect(self, device):
         """Set the vendor's library up for this device. Collective."""
-        index = whole(device, "device")
         # A rank that shows no GPU hears from the loader what is missing, and so do the others.
         kind = HETCCL_MEM_HIP if self.members[self.rank].vendor == "amd" else HETCCL_MEM_CUDA
-        self.connect(kind, index, CONNECT)
+        self.connect(kind, device, CONNECT)
 
     def _use_host_library(self):
         """Set oneCCL up for host buffers, if the user wants it. Collective."""
@@ -303,6 +311,10 @@ cdef class Placement(Endpoint):
 
     cdef int await_queued(self) except -1:
         cdef Request request
+        for vendor in (self.vendor, self.host_vendor):
+            if vendor is not None and (<VendorComm>vendor).handle != NULL:
+                (<VendorComm>vendor).lock("Free")
+                (<VendorComm>vendor).unlock()
         self.deferred.flush(None)
         for request in list(self.executor.inflight.values()):
             if request.is_queued() and request.event != NULL and not request.vendor.lost:
@@ -310,12 +322,17 @@ cdef class Placement(Endpoint):
         return 0
 
     cdef int leave_vendors(self) except -1:
-        for registration in self.registrations:
-            registration.Free()
-        self.registrations.clear()
-        for vendor in (self.vendor, self.host_vendor):
-            if vendor is not None:
-                (<VendorComm>vendor).close()
+        failure = None
+        for part in (*self.registrations, self.vendor, self.host_vendor):
+            try:
+                if isinstance(part, Registration):
+                    part.Free()
+                elif part is not None:
+                    (<VendorComm>part).close()
+            except Exception as error:  # noqa: BLE001 - the others are left all the same
+                failure = failure or error
+        if failure is not None:
+            raise failure
         return 0
 
     def supports(self, name):
@@ -351,16 +368,22 @@ cdef class Registration:
         if self.span.kind == HETCCL_MEM_HOST:
             raise ValueError("array: is host memory; the vendor's library registers GPU memory")
         comm.check_device(&self.span, "array")
-        self.handle = comm.vendor.register(<uintptr_t>self.span.ptr, self.span.nbytes)
-        self.vendor = comm.vendor
-        comm.registrations.append(self)
+        if self.span.count == 0:
+            raise ValueError("array: is empty; there is nothing to register")
+        self.handle = comm.vendor.register(<uintptr_t>self.span.ptr, <size_t>self.span.count * self.span.itemsize)
+        self.vendor, self.others = comm.vendor, comm.registrations
+        self.others.add(self)
 
     def Free(self):
         """End the registration. A second call does nothing, nor does one after the communicator's Free."""
         vendor, self.vendor = self.vendor, None
-        if vendor is not None and vendor.handle != NULL:
-            vendor.deregister(self.handle)
-        span_release(&self.span)
+        try:
+            if vendor is not None and vendor.handle != NULL:
+                vendor.deregister(self.handle)
+        finally:
+            if self.others is not None:
+                self.others.discard(self)
+            span_release(&self.span)
 
     def __dealloc__(self):
         span_release(&self.span)

@@ -75,6 +75,7 @@ cdef class Request(Lists):
     cdef int compare(self) except -1
     cdef int hold(self) except -1
     cdef int queue_now(self) except -1
+    cdef int await_queueing(self) except -1
     cdef bint is_let_go(self) except -1
     cdef Request go(self)
     cdef int run(self, object status) except -1
@@ -95,6 +96,7 @@ cdef class Deferred:
     cdef list requests
 
     cdef int flush(self, Request last) except -1  # last: a message to go with them, or None
+    cdef int flush_with(self, list last) except -1  # last: calls of a group
 
 
 # Queue calls on device memory as one group of the library, but for those that are several steps.

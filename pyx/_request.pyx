@@ -4,6 +4,8 @@ It owns the C state that the engine works on, and holds the user's buffers until
 is held but for the waits of the executor. A request that the user drops is kept by the executor's `inflight` meanwhile.
 """
 
+import time
+
 cimport cython
 from libc.stdlib cimport free
 from libc.string cimport memset
@@ -22,7 +24,7 @@ from hetccl._stream cimport stream_for
 from hetccl._row cimport COLLECTIVE_IDLE, COLLECTIVE_REFUSED
 
 from hetccl._calls import CALLS
-from hetccl.errors import CommClosed
+from hetccl.errors import CommClosed, CommTimeout
 
 cdef class Task:
     """Base of what a request does itself, on the user's thread, with the GIL."""
@@ -43,6 +45,9 @@ cdef Request request_new(type kind, Executor executor, object membership, int ca
     request.persistent = kind is Prequest
     return request
 
+
+# Between two looks at whether another thread has queued a message.
+QUEUEING_S = 1e-4
 
 # Requests that ended before the library was done with their buffers, and those buffers; see outlive().
 cdef list abandoned = []
@@ -132,14 +137,17 @@ cdef class Request(Lists):
         return self.note_queued(waits)
 
     cdef int outlive(self) except -1:
-        """A call on host buffers that was given up may still be under way in the library, which cannot be stopped: its
-        buffers are kept for good."""
-        if not self.is_queued() and self.vendor.handle == NULL:
-            abandoned.append(self)
-            if self.send.owner != NULL:
-                abandoned.append(<object>self.send.owner)
-            if self.recv.owner != NULL:
-                abandoned.append(<object>self.recv.owner)
+        """What was given up may go on: a call on host buffers inside the library, which cannot be stopped, and a stream
+        behind a wait. Their buffers are kept for good."""
+        if self.vendor is None or self.is_queued() and (self.event == NULL or self.library_holds):
+            return 0
+        if not self.is_queued() and self.vendor.handle != NULL:
+            return 0
+        abandoned.append(self)
+        if self.send.owner != NULL:
+            abandoned.append(<object>self.send.owner)
+        if self.recv.owner != NULL:
+            abandoned.append(<object>self.recv.owner)
         return 0
 
     cdef int choose_stream(self) except -1:
@@ -247,8 +255,22 @@ cdef class Request(Lists):
         """A message in device memory may still be deferred, or have failed with others."""
         if self.pending:
             self.deferred.flush(None)
+            self.await_queueing()
         if self.failure is not None:
             raise self.failure
+        return 0
+
+    cdef int await_queueing(self) except -1:
+        """Another thread may be queueing the message."""
+        cdef str name = CALLS[self.work.call]
+        cdef double until = time.monotonic() + self.vendor.timeout_s
+        while self.pending:
+            self.vendor.lock(name)
+            self.vendor.unlock()
+            time.sleep(QUEUEING_S)
+            if time.monotonic() > until:
+                raise CommTimeout(f"{name}: another thread, or what a signal handler interrupted, has been queueing "
+                                  f"the message for {self.vendor.timeout_s:g} s (HETCCL_TIMEOUT)", call=name)
         return 0
 
     cdef int await_end(self, object status) except -1:
@@ -263,6 +285,7 @@ cdef class Request(Lists):
             elif self.is_engaged():
                 executor.wait(&self.work)
         except BaseException:
+            self.outlive()
             self.drop()
             raise
         return self.settle(status)
@@ -389,6 +412,7 @@ cdef class Request(Lists):
         """
         if self.pending:
             self.deferred.flush(None)
+            self.await_queueing()
         self.persistent = self.active = False
         if self.held:
             self.executor = None
@@ -440,10 +464,11 @@ cdef class Deferred:
         self.requests = []
 
     cdef int flush(self, Request last) except -1:
-        cdef list requests = self.requests
+        return self.flush_with([] if last is None else [last])
+
+    cdef int flush_with(self, list last) except -1:
+        cdef list requests = self.requests + last
         self.requests = []
-        if last is not None:
-            requests.append(last)
         return queue_together(requests) if requests else 0
 
 

@@ -154,19 +154,18 @@ cdef class VendorComm(WatchedComm):
         self.usable("Split")
         child.prepare(self.ccl, self.runtime, self.device)
         child.timeout_s, child.float8 = self.timeout_s, self.float8
-        handle = self.enter("Split", &saved)
+        self.lock("Split")
         try:
-            with nogil:
-                code = self.functions.split(self.functions, handle, color, key, child.place)
-        finally:
-            self.leave(saved)
-        child.handle = child.place[0]
-        try:
+            handle = self.enter("Split", &saved)
+            try:
+                with nogil:
+                    code = self.functions.split(self.functions, handle, color, key, child.place)
+            finally:
+                self.leave(saved)
             if code != 0:
-                self.conclude(code, "Split", "split")
-        except BaseException:
-            child.handle = NULL  # the library has freed what it made, or is still at it
-            raise
+                self.conclude(code, "Split", "split")  # the child is nobody's: freed by the library, or still in work
+        finally:
+            self.unlock()
         child.handle = child.place[0]
         if child.handle == NULL:
             return None
@@ -189,14 +188,18 @@ cdef class VendorComm(WatchedComm):
         cdef void* handle
         cdef int code
         self.usable("register")
-        handle = self.enter("register", &saved)
+        self.lock("register")
         try:
-            with nogil:
-                code = self.functions.register_buffer(handle, <void*>ptr, nbytes, &token)
+            handle = self.enter("register", &saved)
+            try:
+                with nogil:
+                    code = self.functions.register_buffer(handle, <void*>ptr, nbytes, &token)
+            finally:
+                self.leave(saved)
+            if code != 0:
+                self.conclude(code, "register", "register_buffer")
         finally:
-            self.leave(saved)
-        if code != 0:
-            self.conclude(code, "register", "register_buffer")
+            self.unlock()
         self.registered.add(<size_t>token)
         return <size_t>token
 
@@ -208,14 +211,18 @@ cdef class VendorComm(WatchedComm):
         self.usable("deregister")
         if token not in self.registered:
             raise ValueError(f"token: {token} is of no buffer that is registered with this communicator")
-        handle = self.enter("deregister", &saved)
+        self.lock("deregister")
         try:
-            with nogil:
-                code = self.functions.deregister_buffer(handle, <void*>token)
+            handle = self.enter("deregister", &saved)
+            try:
+                with nogil:
+                    code = self.functions.deregister_buffer(handle, <void*>token)
+            finally:
+                self.leave(saved)
+            if code != 0:
+                self.conclude(code, "deregister", "deregister_buffer")
         finally:
-            self.leave(saved)
-        if code != 0:
-            self.conclude(code, "deregister", "deregister_buffer")
+            self.unlock()
         self.registered.discard(token)
 
     def close(self):
@@ -225,6 +232,9 @@ cdef class VendorComm(WatchedComm):
         """
         if self.place != NULL and not self.is_inherited():
             self.await_others("Free")
+            if self.handle != NULL:
+                self.lock("Free")
+                self.unlock()
         if self.closed or self.place == NULL or self.is_inherited():
             self.closed = True
             return

@@ -59,6 +59,7 @@ cdef class WatchedComm:
     cdef void* handle                    # the library's communicator; NULL: freed or aborted
     cdef readonly int device             # index of the runtime; 0 for the host's
     cdef hetccl_mutex_t mutex            # one call of the library at a time
+    cdef unsigned long owner             # the thread that has it; 0: none
     cdef int64_t timeout_ns
     cdef int lost                        # set by the watch: a peer died, or the library reported an error
     cdef hetccl_watch_t watch
@@ -77,6 +78,11 @@ cdef class WatchedComm:
     # raise for any other. The GIL is held on entry, and released while waiting.
     cdef int conclude(self, int code, str call, str function) except -1
 
+    # The library's functions are called by one thread at a time; the others wait. The GIL is held, and released by the
+    # wait, which ends by the time-out, and is refused to a thread that has the communicator already.
+    cdef int lock(self, str call) except -1
+    cdef void unlock(self) noexcept
+
     # Whether it belongs to the parent of this forked process.
     cdef bint is_inherited(self) noexcept
     cdef int prepare(self, Ccl ccl, Runtime runtime, int device) except -1
@@ -85,6 +91,7 @@ cdef class WatchedComm:
     cdef void* enter(self, str call, void** saved) except? NULL
     cdef int leave(self, void* saved) except -1
     cdef int await_others(self, str call) except -1
+    cdef int await_owner(self, str call) except -1
     cdef int await_end(self, str call, str function) except -1
     cdef int poll_on(self, int* has_gone, int64_t limit_ns) except? -1 nogil
     cdef int refuse(self, str call) except -1

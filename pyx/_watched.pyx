@@ -11,7 +11,7 @@ import time
 
 from libc.stdlib cimport calloc, free
 
-from hetccl._mutex cimport hetccl_mutex_open
+from hetccl._mutex cimport hetccl_mutex_lock_within, hetccl_mutex_open, hetccl_mutex_try, hetccl_mutex_unlock
 
 from hetccl.errors import CommClosed, CommTimeout, PeerError
 
@@ -189,6 +189,34 @@ cdef class WatchedComm:
                                   f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT)", call=call)
             time.sleep(OTHERS_S)
         return 0
+
+    cdef int lock(self, str call) except -1:
+        if self.is_inherited():
+            return self.refuse(call)
+        if hetccl_mutex_try(&self.mutex) != 0:
+            self.await_owner(call)
+        self.owner = PyThread_get_thread_ident()
+        return 0
+
+    cdef void unlock(self) noexcept:
+        self.owner = 0
+        hetccl_mutex_unlock(&self.mutex)
+
+    cdef int await_owner(self, str call) except -1:
+        cdef int64_t began = hetccl_now_ns()
+        cdef int busy = 1
+        if self.owner == PyThread_get_thread_ident():
+            raise RuntimeError(f"{call}: this thread is inside a call of the communicator (called from a signal "
+                               "handler?)")
+        while True:
+            with nogil:
+                busy = hetccl_mutex_lock_within(&self.mutex, LOOK_NS)
+            if busy == 0:
+                return 0
+            PyErr_CheckSignals()
+            if hetccl_now_ns() - began > self.timeout_ns:
+                raise CommTimeout(f"{call}: another thread has been in a call of the communicator for "
+                                  f"{self.timeout_ns / 1e9:g} s (HETCCL_TIMEOUT)", call=call)
 
     cdef int raise_ended(self, str call) except -1:
         """Raise why the communicator has ended."""

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <time.h>
 
 typedef struct hetccl_mutex {
     pthread_mutex_t mutex;
@@ -23,6 +24,19 @@ static inline void hetccl_mutex_lock(hetccl_mutex_t *m) {
     __atomic_fetch_add(&m->waiting, 1, __ATOMIC_RELAXED);
     pthread_mutex_lock(&m->mutex);
     __atomic_fetch_sub(&m->waiting, 1, __ATOMIC_RELAXED);
+}
+
+/* 0: taken within the time. In real time, which may jump: for short waits, in a loop. */
+static inline int hetccl_mutex_lock_within(hetccl_mutex_t *m, long ns) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += ns % 1000000000;
+    until.tv_sec += ns / 1000000000 + until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    __atomic_fetch_add(&m->waiting, 1, __ATOMIC_RELAXED);
+    int error = pthread_mutex_timedlock(&m->mutex, &until);
+    __atomic_fetch_sub(&m->waiting, 1, __ATOMIC_RELAXED);
+    return error;
 }
 
 /* 0: taken. */

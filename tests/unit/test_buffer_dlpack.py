@@ -239,6 +239,38 @@ def test_cai_lacking_a_key():
         describe(cls())
 
 
+@pytest.mark.parametrize("shape", [(-5,), (3, -1), (2**33, 2**31), (2**62,), (2**32, 2**32), (2**60, 8)])
+def test_shape_of_no_memory(shape):
+    with pytest.raises(BufferError, match="^obj: .*shape"):
+        describe(Cai(np.zeros(6), shape=shape))
+
+
+@pytest.mark.parametrize("shape", [(0, 2**62), (2**62, 0), (2**33, 0, 2**33)])
+def test_large_shape_without_elements(shape):
+    assert describe(Cai(np.zeros(6), shape=shape))["count"] == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"data": None},
+        {"data": ("x", False)},
+        {"data": (-1, False)},
+        {"shape": 6},
+        {"shape": ("a",)},
+        {"shape": (2**70,)},
+        {"typestr": ""},
+        {"typestr": "bad"},
+        {"strides": (8, 8)},
+        {"strides": "x"},
+    ],
+    ids=str,
+)
+def test_malformed_cuda_array_interface(fields):
+    with pytest.raises(TypeError, match="^obj: __cuda_array_interface__"):
+        describe(Cai(np.zeros(6), **fields))
+
+
 def test_cai_bfloat16_by_its_dtype():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     values = np.zeros(3, ml_dtypes.bfloat16)
