@@ -47,8 +47,7 @@ def open_island(vendor, device, rank, size, members, settings, gather, call, ran
     Returns  : _vendor.VendorComm
     Blocks   : until all ranks have come
     Raises   : the same on all ranks: TypeError, ValueError (device), LibraryNotFound, GpuError, HetcclError (the ranks
-               do not fit together), NcclError and the like, CommTimeout, PeerError; `.peer`: the ranks that have the
-               trouble
+               do not fit together), NcclError and the like, CommTimeout, PeerError; `.peer`: the ranks in trouble
     """
     names = range(size) if ranks is None else ranks
     runtime, ccl, card = _describe(vendor, device, members[rank], settings)
