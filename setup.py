@@ -28,6 +28,7 @@ MODULES = [
     "_kernels",
     "_op",
     "_stream",
+    "_watched",
     "_vendor",
     "_shm",
     "_calls",

@@ -1,6 +1,6 @@
 /* A plain loop over NCCL's functions: what bench/gpu.py measures hetccl against. Built as a shared library and loaded
- * into the benchmark's own processes, so that all contenders share one copy of NCCL, the buffers and the stream. NCCL is
- * the one that the process has loaded; its header is not needed. */
+ * into the benchmark's own processes, so that all contenders share one copy of NCCL, the buffers and the stream. NCCL
+ * is the one that the process has loaded; its header is not needed. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>

@@ -23,11 +23,9 @@ class Vendor(NamedTuple):
 
 
 VENDORS = {
-    "nvidia": Vendor(lambda *where: _cuda.open(*where), "cuda_lib", _nccl.open_nccl, "nccl_lib", _cuda.load),
-    "amd": Vendor(lambda *where: _hip.open(*where), "hip_lib", _nccl.open_rccl, "rccl_lib", _hip.load),
-    "host": Vendor(
-        lambda *where: _host.open(), "", lambda *where: _oneccl.open(*where), "oneccl_lib", lambda *where: _host.open()
-    ),
+    "nvidia": Vendor(_cuda.open, "cuda_lib", _nccl.open_nccl, "nccl_lib", _cuda.load),
+    "amd": Vendor(_hip.open, "hip_lib", _nccl.open_rccl, "rccl_lib", _hip.load),
+    "host": Vendor(lambda *where: _host.open(), "", _oneccl.open, "oneccl_lib", lambda *where: _host.open()),
 }
 
 

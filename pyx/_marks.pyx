@@ -2,35 +2,18 @@
 
 from libc.stdint cimport int64_t
 
+from hetccl._watched cimport hetccl_now_ns, hetccl_pause, LOOK_NS
+
 from hetccl._calls import CALLS
 from hetccl.errors import CommTimeout
-
-cdef extern from *:
-    """
-    #include <time.h>
-    static int64_t hetccl_mark_now_ns(void)
-    {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
-    }
-    static void hetccl_mark_pause_ns(int64_t ns)
-    {
-        struct timespec t = {0, ns};
-        nanosleep(&t, 0);
-    }
-    """
-    int64_t hetccl_mark_now_ns() noexcept nogil
-    void hetccl_mark_pause_ns(int64_t ns) noexcept nogil
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef enum:
-    # A wait asks the runtime without a pause for so long, then with pauses, and looks at signals so often.
+    # A wait asks the runtime without a pause for so long, then with pauses.
     EAGER_NS = 20000
     PAUSE_NS = 20000
-    LOOK_NS = 50000000
 
 
 cdef void* mark_end(VendorComm vendor, void* event, void* stream) except NULL:
@@ -75,18 +58,18 @@ cdef bint mark_is_reached(VendorComm vendor, void* event, int call) except -1:
 
 
 cdef int mark_await(VendorComm vendor, void* event, int call) except -1:
-    cdef int64_t began = hetccl_mark_now_ns(), looked, now
+    cdef int64_t began = hetccl_now_ns(), looked, now
     cdef int code
     while True:
         with nogil:
-            looked = hetccl_mark_now_ns()
+            looked = hetccl_now_ns()
             while True:
                 code = query(vendor, event)
-                now = hetccl_mark_now_ns()
+                now = hetccl_now_ns()
                 if code != vendor.gpu.not_ready or vendor.lost or now - looked > LOOK_NS:
                     break
                 if now - began > EAGER_NS:
-                    hetccl_mark_pause_ns(PAUSE_NS)
+                    hetccl_pause(PAUSE_NS)
         if code != vendor.gpu.not_ready:
             return vendor.runtime.check(code, "event_query")
         if vendor.lost:

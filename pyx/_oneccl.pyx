@@ -24,8 +24,9 @@ SONAMES = ("libccl.so.2",)
 PARTS = ("libccl.so.1", "libccl_legacy_cpu.so")
 
 # (slot, the library's name, the release that has it). What it has and is left out: split, whose keys must not be
-# negative, as MPI's may be; groups, which are open to all threads and leave events behind; PreMulSum, which the CPU
-# plugin lacks; register, which it accepts and ignores; Count and UserRank, which it answers wrongly.
+# negative, as MPI's may be; messages, which are the engine's on host buffers; groups, which are open to all threads and
+# leave events behind; PreMulSum, which the CPU plugin lacks; register, which it accepts and ignores; Count and
+# UserRank, which it answers wrongly.
 ROWS = (
     ("all_reduce", ("onecclAllReduce",), "2022.2"),
     ("reduce", ("onecclReduce",), "2022.2"),
@@ -34,8 +35,6 @@ ROWS = (
     ("all_gather", ("onecclAllGather",), "2022.2"),
     ("all_to_all", ("onecclAllToAll",), "2022.2"),
     ("scatter", ("onecclScatter",), "2022.2"),
-    ("send", ("onecclSend",), "2022.2"),
-    ("recv", ("onecclRecv",), "2022.2"),
     ("unique_id", ("onecclGetUniqueId",), "2022.2"),
     ("init", ("onecclCommInitRank",), "2022.2"),
     ("finalize", ("onecclCommFinalize",), "2022.2"),

@@ -339,7 +339,8 @@ cdef class Placement(Endpoint):
         """Whether the library that runs calls on GPU buffers has a function.
 
         name    : "all_to_all", "split", "register_buffer" ... (docs/vendor-ccls.md)
-        Returns : False before the first call on GPU buffers
+        Returns : bool; False until the library is set up, by the first call on GPU buffers or by
+                  hetccl.Comm(comm, device=...)
         """
         return self.vendor is not None and self.vendor.ccl.supports(name)
 

@@ -52,38 +52,12 @@ cdef class Producer:
     cdef bint dlpack                    # the exporter itself orders a consumer's stream
 
 
-cdef void* stream_of(object stream, object obj, Runtime runtime, int device) except? NULL:
-    cdef Producer producer
-    if stream is not None:
-        return stream_given(stream, device)
-    producer = producer_of(type(obj))
-    return NULL if producer.current == NULL else producer.current(producer, runtime, device)
-
-
-cdef bint stream_is_current(void* stream, object obj, Runtime runtime, int device) except -1:
-    cdef Producer producer = producer_of(type(obj))
-    return producer.current != NULL and producer.current(producer, runtime, device) == stream
-
-
-cdef int stream_await(void* stream, object obj, Runtime runtime) except -1:
-    cdef Producer producer = producer_of(type(obj))
-    cdef int device = 0
-    if producer.current == NULL:
-        runtime.check(runtime.table.device_current(&device), "device_current")
-        order(producer, obj, stream, False, runtime, device)
-    return 0
-
-
 cdef void* stream_for(
     object stream, object obj, object other, Runtime runtime, int device, bint* library_holds,
 ) except? NULL:
     cdef Producer producer = producer_of(type(obj)), second = producer
     cdef bint asked = stream is None and producer.current != NULL
-    cdef void* handle = NULL
-    if stream is not None:
-        handle = stream_given(stream, device)
-    elif asked:
-        handle = producer.current(producer, runtime, device)
+    cdef void* handle = stream_of(stream, producer, runtime, device)
     library_holds[0] = order(producer, obj, handle, asked, runtime, device)
     if other is not None and other is not obj:
         if type(other) is not type(obj):
@@ -91,6 +65,13 @@ cdef void* stream_for(
         if not order(second, other, handle, asked and second is producer, runtime, device):
             library_holds[0] = False
     return handle
+
+
+cdef inline void* stream_of(object stream, Producer producer, Runtime runtime, int device) except? NULL:
+    """The stream that the call's argument stands for, with an array of this producer's."""
+    if stream is not None:
+        return stream_given(stream, device)
+    return NULL if producer.current == NULL else producer.current(producer, runtime, device)
 
 
 cdef bint order(Producer producer, object obj, void* stream, bint current, Runtime runtime, int device) except -1:
@@ -278,8 +259,10 @@ cdef int follow_by_event(void* stream, void* other, Runtime runtime, int device)
 
 def describe(stream, obj, Runtime runtime not None, int device):
     """What a call on obj would be queued on: {"handle": int, 0 is the legacy default stream; "current": bool}."""
-    cdef void* handle = stream_of(stream, obj, runtime, device)
-    return {"handle": <uintptr_t> handle, "current": stream_is_current(handle, obj, runtime, device)}
+    cdef Producer producer = producer_of(type(obj))
+    cdef void* handle = stream_of(stream, producer, runtime, device)
+    current = producer.current != NULL and order(producer, obj, handle, False, runtime, device)
+    return {"handle": <uintptr_t> handle, "current": current}
 
 
 def follow(stream, obj, Runtime runtime not None, int device, other=None):

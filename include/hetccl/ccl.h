@@ -33,8 +33,8 @@ struct hetccl_ccl {
     int (*group_start)(void);
     int (*group_end)(void);
 
-    /* Life. `id`: id_nbytes bytes. init does not block where the library can do without: it answers in_progress, and
-     * async_error tells when it is done. */
+    /* Life. `id`: id_nbytes bytes. init blocks until all ranks have come, and so may split: see ccl_birth.h. Whatever
+     * answers in_progress is done when async_error says so. */
     int (*unique_id)(const hetccl_ccl_t *ccl, void *id);
     int (*init)(const hetccl_ccl_t *ccl, void **comm, int nranks, const void *id, int rank);
     int (*split)(const hetccl_ccl_t *ccl, void *comm, int color, int key, void **child); /* color -1: in none */

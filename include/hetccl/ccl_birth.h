@@ -1,5 +1,5 @@
 /* The making of a communicator, on a thread of its own (layer L2). A communicator of NCCL's that does not block can be
- * waited for with a time-out, but starts a thread for each call (2.28: 20 us on 2 GPUs); one that blocks cannot be given
+ * waited for with a time-out, but starts a thread for each call (2.28: 50 to 60 us); one that blocks cannot be given
  * up while it connects. So it is the wait that is given up: the thread and what it works on are then left behind. */
 #ifndef HETCCL_CCL_BIRTH_H
 #define HETCCL_CCL_BIRTH_H

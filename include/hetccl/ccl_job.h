@@ -1,4 +1,4 @@
-/* A vendor CCL's function that ends a communicator, run on a thread of its own (layer L2): it may hang, as
+/* A vendor CCL's function that makes or ends a communicator, run on a thread of its own (layer L2): it may hang, as
  * ncclCommAbort has done, and nothing can interrupt it. Whoever waits for it can stop waiting; the job is freed by who
  * leaves last. */
 #ifndef HETCCL_CCL_JOB_H

@@ -43,9 +43,7 @@ typedef enum hetccl_oneccl_job {
     HETCCL_ONECCL_JOB_BROADCAST,
     HETCCL_ONECCL_JOB_ALL_GATHER,
     HETCCL_ONECCL_JOB_ALL_TO_ALL,
-    HETCCL_ONECCL_JOB_SCATTER,
-    HETCCL_ONECCL_JOB_SEND,
-    HETCCL_ONECCL_JOB_RECV
+    HETCCL_ONECCL_JOB_SCATTER
 } hetccl_oneccl_job_t;
 
 typedef struct hetccl_oneccl_comm hetccl_oneccl_comm_t;
@@ -59,7 +57,7 @@ struct hetccl_oneccl_comm {
     const void *send;
     void *recv;
     size_t count;
-    int dtype, op, peer; /* peer: or the root */
+    int dtype, op, root;
     int nranks, rank;
     int code;    /* of the last job; in progress while it is queued or runs */
     int ownerless;
@@ -93,19 +91,17 @@ static inline int hetccl_oneccl_run(hetccl_oneccl_comm_t *c) {
         case HETCCL_ONECCL_JOB_ALL_REDUCE:
             return library->all_reduce(c->send, c->recv, c->count, c->dtype, c->op, c->handle, NULL);
         case HETCCL_ONECCL_JOB_REDUCE:
-            return library->reduce(c->send, c->recv, c->count, c->dtype, c->op, c->peer, c->handle, NULL);
+            return library->reduce(c->send, c->recv, c->count, c->dtype, c->op, c->root, c->handle, NULL);
         case HETCCL_ONECCL_JOB_REDUCE_SCATTER:
             return library->reduce_scatter(c->send, c->recv, c->count, c->dtype, c->op, c->handle, NULL);
         case HETCCL_ONECCL_JOB_BROADCAST:
-            return library->broadcast(c->send, c->recv, c->count, c->dtype, c->peer, c->handle, NULL);
+            return library->broadcast(c->send, c->recv, c->count, c->dtype, c->root, c->handle, NULL);
         case HETCCL_ONECCL_JOB_ALL_GATHER:
             return library->all_gather(c->send, c->recv, c->count, c->dtype, c->handle, NULL);
         case HETCCL_ONECCL_JOB_ALL_TO_ALL:
             return library->all_to_all(c->send, c->recv, c->count, c->dtype, c->handle, NULL);
         case HETCCL_ONECCL_JOB_SCATTER:
-            return library->scatter(c->send, c->recv, c->count, c->dtype, c->peer, c->handle, NULL);
-        case HETCCL_ONECCL_JOB_SEND: return library->send(c->send, c->count, c->dtype, c->peer, c->handle, NULL);
-        case HETCCL_ONECCL_JOB_RECV: return library->recv(c->recv, c->count, c->dtype, c->peer, c->handle, NULL);
+            return library->scatter(c->send, c->recv, c->count, c->dtype, c->root, c->handle, NULL);
     }
     return HETCCL_ONECCL_INVALID_USAGE;
 }
@@ -240,7 +236,7 @@ static inline int hetccl_oneccl_abort(void *comm_) {
 
 /* Put a call's arguments in its communicator and post it. */
 static inline int hetccl_oneccl_call(void *comm_, hetccl_oneccl_job_t job, const void *send, void *recv,
-                                     size_t count, int dtype, int op, int peer) {
+                                     size_t count, int dtype, int op, int root) {
     hetccl_oneccl_comm_t *comm = comm_;
     if (comm->code == HETCCL_ONECCL_IN_PROGRESS) return HETCCL_ONECCL_INVALID_USAGE;
     comm->send = send;
@@ -248,7 +244,7 @@ static inline int hetccl_oneccl_call(void *comm_, hetccl_oneccl_job_t job, const
     comm->count = count;
     comm->dtype = dtype;
     comm->op = op;
-    comm->peer = peer;
+    comm->root = root;
     return hetccl_oneccl_post(comm, job);
 }
 
@@ -292,16 +288,6 @@ static inline int hetccl_oneccl_scatter(const void *send, void *recv, size_t cou
                                         void *stream) {
     (void)stream;
     return hetccl_oneccl_call(comm, HETCCL_ONECCL_JOB_SCATTER, send, recv, count, dtype, 0, root);
-}
-
-static inline int hetccl_oneccl_send(const void *send, size_t count, int dtype, int peer, void *comm, void *stream) {
-    (void)stream;
-    return hetccl_oneccl_call(comm, HETCCL_ONECCL_JOB_SEND, send, NULL, count, dtype, 0, peer);
-}
-
-static inline int hetccl_oneccl_recv(void *recv, size_t count, int dtype, int peer, void *comm, void *stream) {
-    (void)stream;
-    return hetccl_oneccl_call(comm, HETCCL_ONECCL_JOB_RECV, NULL, recv, count, dtype, 0, peer);
 }
 
 static inline int hetccl_oneccl_unique_id(const hetccl_ccl_t *ccl, void *id) {
@@ -386,8 +372,6 @@ static inline void hetccl_oneccl_adapt(hetccl_ccl_t *table, void *set_terminate)
     table->all_gather = hetccl_oneccl_all_gather;
     table->all_to_all = hetccl_oneccl_all_to_all;
     table->scatter = hetccl_oneccl_scatter;
-    table->send = hetccl_oneccl_send;
-    table->recv = hetccl_oneccl_recv;
     table->unique_id = hetccl_oneccl_unique_id;
     table->init = hetccl_oneccl_init;
     table->async_error = hetccl_oneccl_async_error;

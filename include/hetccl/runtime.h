@@ -52,7 +52,8 @@ typedef struct hetccl_runtime {
     int (*host_address)(void *ptr, void **on_device); /* where the device sees pinned or registered memory */
     int (*pointer)(const void *ptr, hetccl_pointer_t *about);
 
-    int (*copy_async)(void *dst, const void *src, size_t nbytes, void *stream); /* any direction; 0 bytes need no address */
+    /* Any direction; 0 bytes need no address. */
+    int (*copy_async)(void *dst, const void *src, size_t nbytes, void *stream);
     /* count elements of width bytes (1, 2, 4 or 8), all of `value`'s low bytes. */
     int (*fill_async)(void *dst, uint64_t value, size_t width, size_t count, void *stream);
 

@@ -117,7 +117,7 @@ class Difference(NamedTuple):
 
 HANDLES = "makes, copies or pickles a handle of MPI; hetccl's objects have none"
 UNBOUND = "calls a method of mpi4py's class on a hetccl.Comm, which mpi4py does not check and reads as its own"
-FAKE_GPU = "passes host memory as a GPU's; hetccl takes the word of it, and would give it to the GPU's driver"
+FAKE_GPU = "passes host memory as a GPU's; hetccl looks for that GPU's driver, which these jobs do not have"
 # Where the jobs look for CUDA's driver; errors name it.
 NO_DRIVER = "/no/driver/libcuda.so.1"
 ABSOLUTE = "MPI.BOTTOM is refused: whether absolute addresses lie in the caller's memory cannot be checked"

@@ -53,8 +53,6 @@ SLOT(broadcast, onecclBroadcast);
 SLOT(all_gather, onecclAllGather);
 SLOT(all_to_all, onecclAllToAll);
 SLOT(scatter, onecclScatter);
-SLOT(send, onecclSend);
-SLOT(recv, onecclRecv);
 SLOT(finalize, onecclCommFinalize);
 SLOT(destroy, onecclCommDestroy);
 SLOT(last_error, onecclGetLastError);
@@ -87,7 +85,7 @@ NAMES = (
     "onecclInvalidUsage", "onecclInProgress", "onecclFailureGPU", "onecclFailureCPU", "onecclAllocFailureCPU",
     "onecclAllocFailureGPU", "onecclPluginException", "onecclNotImplemented",
 )  # fmt: skip
-WRONG = ("NUMBER(5, onecclMin);", "SLOT(all_reduce, onecclReduce);", "SLOT(send, onecclAllGather);")
+WRONG = ("NUMBER(5, onecclMin);", "SLOT(all_reduce, onecclReduce);", "SLOT(scatter, onecclAllGather);")
 
 
 def compiles(text, tmp_path):
