@@ -6,7 +6,6 @@ is held but for the waits of the executor. A request that the user drops is kept
 
 import time
 
-cimport cython
 from libc.stdlib cimport free
 from libc.string cimport memset
 
@@ -53,8 +52,6 @@ QUEUEING_S = 1e-4
 cdef list abandoned = []
 
 
-# A blocking call's request lives for a microsecond.
-@cython.freelist(8)
 cdef class Request(Lists):
     """A nonblocking call under way. `Request()` is the null request, as a completed one is.
 
