@@ -183,7 +183,8 @@ def library(request):
 
 def test_whole_table_of_the_runtime(library):
     """hetccl's whole HIP table, through the emulation, on real memory, streams and events of a GPU."""
-    assert emulated_runs.whole_table(library, "hip-0") >= 15
+    # dma-bufs are exported by HSA, which is not emulated: a real one on the machine knows nothing of these devices.
+    assert emulated_runs.whole_table(library, "hip-0 and not dmabufs") >= 15
 
 
 def test_launch(library):

@@ -36,6 +36,6 @@ def runs(request):
     return device_jobs.CheckRuns(chosen)
 
 
-@pytest.mark.parametrize("layout, name", CASES, ids=[f"{layout[1]}-{name}" for layout, name in CASES])
+@pytest.mark.parametrize("layout, name", CASES, ids=[f"fake-{layout[1]}-{name}" for layout, name in CASES])
 def test_check(layout, name, runs):
     runs.verify(PROGRAM, layout, name)
