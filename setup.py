@@ -46,6 +46,7 @@ MODULES = [
     "_marks",
     "_lists",
     "_request",
+    "_burst",
     "_compose",
     "_arguments",
     "_endpoint",

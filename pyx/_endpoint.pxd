@@ -40,6 +40,7 @@ cdef class Endpoint:
     cdef int usable(self, int call) except -1
     cdef int rank_of(self, object value, str argument) except -1
     cdef Request request(self, type kind, int call, object stream)
+    cdef bint is_in_batch(self) noexcept
     # A blocking call: run it, or record it if this thread is in a group.
     cdef int finish(self, Request request, object status) except -1
     cdef Choice choose(self, int call, int root, bint in_place)

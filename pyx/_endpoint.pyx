@@ -13,6 +13,7 @@ from hetccl._agree cimport (
     CHECK_CALL, CHECK_COUNT, CHECK_DTYPE, CHECK_FORTRAN, CHECK_MEMORY, CHECK_OP, CHECK_ROOT, CHECK_WORDS, check_open,
 )
 from hetccl._arguments cimport whole
+from hetccl._burst cimport Burst
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, ALLTOALLW, GATHERV, NCOLLECTIVES, REDUCE_SCATTER, SCATTERV,
 )
@@ -124,7 +125,7 @@ cdef class Endpoint:
         self.executor = Executor(membership.segment, settings.timeout, settings.spin_us, membership.crowded)
         self.choices = [None] * (NCHOICES * self.size)
         self.check = settings.check
-        self.deferred = Deferred.__new__(Deferred)
+        self.deferred = Burst.__new__(Burst)
 
     cdef int usable(self, int call) except -1:
         if self.closed:
@@ -142,15 +143,19 @@ cdef class Endpoint:
     cdef Request request(self, type kind, int call, object stream):
         cdef Request request
         self.usable(call)
-        if call < NCOLLECTIVES and self.deferred.requests:
+        if call < NCOLLECTIVES and self.deferred.requests and not self.is_in_batch():
             self.deferred.flush(None)
         request = request_new(kind, self.executor, self.membership, call)
         request.stream = stream
         return request
 
+    cdef bint is_in_batch(self) noexcept:
+        """Whether this thread has a group open."""
+        return self.batch is not None and self.batch.thread == PyThread_get_thread_ident()
+
     cdef int finish(self, Request request, object status) except -1:
         request.blocking = True
-        if self.batch is not None and self.batch.thread == PyThread_get_thread_ident():
+        if self.is_in_batch():
             self.batch.calls.append((request, status))
             return 0
         if self.deferred.requests and request.deferred is None:

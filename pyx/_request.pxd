@@ -99,10 +99,6 @@ cdef class Deferred:
     cdef int flush_with(self, list last) except -1  # last: calls of a group
 
 
-# Queue calls on device memory as one group of the library, but for those that are several steps.
-cdef int queue_together(list requests) except -1
-
-
 cdef class Prequest(Request):
     pass
 

@@ -12,10 +12,10 @@ from libc.string cimport memset
 from hetccl._agree cimport check_close, check_error
 from hetccl._abi cimport HETCCL_MEM_HOST
 from hetccl._buffer cimport span_release
-from hetccl._calls cimport NCOLLECTIVES, SENDRECV
+from hetccl._calls cimport SENDRECV
 from hetccl._engine cimport is_final
 from hetccl._executor cimport has_failed
-from hetccl._launch cimport launch_group_begin, launch_group_finish, launch_groups, launch_in_group, launch_run
+from hetccl._launch cimport launch_run
 from hetccl._lists cimport is_mpi_request, status_clear
 from hetccl._mailbox cimport ANY, MESSAGE_TOO_LONG
 from hetccl._marks cimport mark_await, mark_end, mark_free, mark_is_reached
@@ -455,61 +455,13 @@ cdef class Request(Lists):
 
 
 cdef class Deferred:
-    """Messages in device memory that wait to be queued together."""
-
-    def __cinit__(self):
-        self.requests = []
+    """Base of Burst."""
 
     cdef int flush(self, Request last) except -1:
         return self.flush_with([] if last is None else [last])
 
     cdef int flush_with(self, list last) except -1:
-        cdef list requests = self.requests + last
-        self.requests = []
-        return queue_together(requests) if requests else 0
-
-
-cdef int queue_together(list requests) except -1:
-    cdef Request request
-    cdef VendorComm vendor
-    try:
-        check_own_messages(requests)
-        for request in requests:
-            request.compare()
-        vendor = (<Request>requests[0]).vendor
-        launch_group_begin(vendor)
-        try:
-            for request in requests:
-                if launch_groups(&request.launch):
-                    launch_in_group(vendor, &request.launch)
-        finally:
-            launch_group_finish(vendor, (<Request>requests[0]).work.call)
-        for request in requests:
-            if not launch_groups(&request.launch):
-                launch_run(vendor, &request.launch)
-            request.note_queued(request.blocking)
-    except BaseException as error:
-        for request in requests:
-            request.failure = error
-        raise
-    finally:
-        for request in requests:
-            request.pending = False
-    return 0
-
-
-cdef int check_own_messages(list requests) except -1:
-    """A rank's messages to itself need both sides in the group; the library would wait for ever."""
-    cdef Request request
-    cdef int rank = (<Request>requests[0]).executor.rank, balance = 0
-    for request in requests:
-        if request.work.call >= NCOLLECTIVES:
-            balance += (request.launch.dest == rank) - (request.launch.source_rank == rank)
-    if balance:
-        call = CALLS[(<Request>requests[0]).work.call]
-        raise ValueError(f"{call}: a message in GPU memory from rank {rank} to itself needs its other side in the same "
-                         "burst or group: Isend and Irecv, or Sendrecv")
-    return 0
+        raise NotImplementedError
 
 
 cdef class Prequest(Request):

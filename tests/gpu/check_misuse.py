@@ -42,6 +42,19 @@ def check_receive_before_group(comm):
     equal(second.get(), ramp(PREVIOUS, 5) + 1)
 
 
+def check_collective_in_a_group_after_a_receive(comm):
+    """Reading the arguments of a collective inside a group queues nothing."""
+    device_works(comm)
+    got, out = zeros(5), zeros(5)
+    request = comm.Irecv(got.array, PREVIOUS)
+    with comm.group():
+        comm.Allreduce(Device(ramp(count=5)).array, out.array)
+        comm.Send(Device(ramp(count=5)).array, NEXT)
+    request.Wait()
+    equal(got.get(), ramp(PREVIOUS, 5))
+    equal(out.get(), sum(ramp(rank, 5) for rank in range(SIZE)))
+
+
 def check_two_threads_wait(comm):
     """Neither thread is told that a message has come while the other still queues it."""
     device_works(comm)
