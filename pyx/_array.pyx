@@ -458,7 +458,8 @@ cdef int read_cai(Reader reader, object obj, Export* export, Memory* memory, obj
         cai_parse(interface, obj, memory, arg)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         fault = "lacks" if isinstance(error, (AttributeError, KeyError)) else "is not as it must be:"
-        raise TypeError(f"{arg}: __cuda_array_interface__ of {type_name(obj)} {fault} {error}") from error
+        kind = ValueError if isinstance(error, (IndexError, OverflowError, ValueError)) else TypeError
+        raise kind(f"{arg}: __cuda_array_interface__ of {type_name(obj)} {fault} {error}") from error
     return 0
 
 

@@ -163,6 +163,7 @@ def test_signal_ends_wait(tmp_path, signal_name):
     def end(*_):
         raise Ended
     signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     comm = join()
     x = np.ones(3, "f4")
     print("waits")
