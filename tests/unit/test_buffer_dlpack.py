@@ -251,23 +251,23 @@ def test_large_shape_without_elements(shape):
 
 
 @pytest.mark.parametrize(
-    "fields",
+    "error, fields",
     [
-        {"data": None},
-        {"data": ("x", False)},
-        {"data": (-1, False)},
-        {"shape": 6},
-        {"shape": ("a",)},
-        {"shape": (2**70,)},
-        {"typestr": ""},
-        {"typestr": "bad"},
-        {"strides": (8, 8)},
-        {"strides": "x"},
+        (TypeError, {"data": None}),
+        (TypeError, {"data": ("x", False)}),
+        (ValueError, {"data": (-1, False)}),
+        (TypeError, {"shape": 6}),
+        (TypeError, {"shape": ("a",)}),
+        (ValueError, {"shape": (2**70,)}),
+        (ValueError, {"typestr": ""}),
+        (ValueError, {"typestr": "bad"}),
+        (ValueError, {"strides": (8, 8)}),
+        (ValueError, {"strides": "x"}),
     ],
     ids=str,
 )
-def test_malformed_cuda_array_interface(fields):
-    with pytest.raises(TypeError, match="^obj: __cuda_array_interface__"):
+def test_malformed_cuda_array_interface(error, fields):
+    with pytest.raises(error, match="^obj: __cuda_array_interface__"):
         describe(Cai(np.zeros(6), **fields))
 
 
