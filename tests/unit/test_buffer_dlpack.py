@@ -262,7 +262,7 @@ def test_large_shape_without_elements(shape):
         (ValueError, {"typestr": ""}),
         (ValueError, {"typestr": "bad"}),
         (ValueError, {"strides": (8, 8)}),
-        (ValueError, {"strides": "x"}),
+        (TypeError, {"strides": "x"}),
     ],
     ids=str,
 )
