@@ -3,7 +3,6 @@
 All of it is emulated: no library of AMD's runs here, but AMD's Python bindings, which were compiled by AMD.
 """
 
-import ctypes
 import importlib.util
 import json
 import os
