@@ -1,6 +1,5 @@
 """Device arrays on the fakes (anywhere) and on GPUs: the matrix, and the checks that hold for every library."""
 
-import collections
 import functools
 
 import device_cases
@@ -39,11 +38,7 @@ def results():
 
 @pytest.fixture(scope="module")
 def runs(request):
-    chosen = collections.defaultdict(list)
-    for item in request.session.items:
-        if item.function is test_check:
-            chosen[PROGRAM, item.callspec.params["layout"]].append(item.callspec.params["name"])
-    return device_jobs.CheckRuns(chosen)
+    return device_jobs.CheckRuns.of(request, test_check, PROGRAM)
 
 
 @pytest.mark.parametrize(

@@ -111,11 +111,7 @@ class CheckRuns(jobs.CheckRuns):
 
 @pytest.fixture(scope="module")
 def runs(request):
-    chosen = collections.defaultdict(list)
-    for item in request.session.items:
-        if item.function is test_check:
-            chosen[CHECKS, item.callspec.params["layout"]].append(item.callspec.params["name"])
-    return CheckRuns(chosen)
+    return CheckRuns.of(request, test_check, CHECKS)
 
 
 def name_of(value):

@@ -1,7 +1,5 @@
 """What needs a real GPU: streams and lifetimes, large buffers, and the driver's own switches."""
 
-import collections
-
 import device_cases
 import device_jobs
 import pytest
@@ -42,12 +40,7 @@ def name_of(value):
 
 @pytest.fixture(scope="module")
 def runs(request):
-    chosen = collections.defaultdict(list)
-    for item in request.session.items:
-        if item.function is test_check:
-            params = item.callspec.params
-            chosen[params["program"], params["layout"]].append(params["name"])
-    return device_jobs.CheckRuns(chosen)
+    return device_jobs.CheckRuns.of(request, test_check)
 
 
 @pytest.mark.parametrize("program, layout, name", CASES, ids=name_of)

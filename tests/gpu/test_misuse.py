@@ -1,7 +1,5 @@
 """Programs that are wrong, and libraries that fail, on the fakes: an error that says what, and nothing else broken."""
 
-import collections
-
 import device_jobs
 import pytest
 
@@ -29,11 +27,7 @@ def compiler():
 
 @pytest.fixture(scope="module")
 def runs(request):
-    chosen = collections.defaultdict(list)
-    for item in request.session.items:
-        if item.function is test_check:
-            chosen[PROGRAM, item.callspec.params["layout"]].append(item.callspec.params["name"])
-    return device_jobs.CheckRuns(chosen)
+    return device_jobs.CheckRuns.of(request, test_check, PROGRAM)
 
 
 @pytest.mark.parametrize("layout, name", CASES, ids=[f"fake-{layout[1]}-{name}" for layout, name in CASES])

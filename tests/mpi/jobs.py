@@ -159,6 +159,16 @@ class CheckRuns:
         self.chosen = chosen
         self.found = {}
 
+    @classmethod
+    def of(cls, request, test, program=None):
+        """For the cases of a test that pytest selected. program: what it runs, where that is no parameter of it."""
+        chosen = collections.defaultdict(list)
+        for item in request.session.items:
+            if item.function is test:
+                params = item.callspec.params
+                chosen[params.get("program", program), params["layout"]].append(params["name"])
+        return cls(chosen)
+
     def verify(self, program, layout, name):
         """AssertionError unless every rank ran the check and found nothing."""
         if (program, layout, name) not in self.found:

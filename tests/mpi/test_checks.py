@@ -1,7 +1,5 @@
 """Runs the checks of the check_*.py programs, each program once per layout; a test here is one check on one layout."""
 
-import collections
-
 import pytest
 
 from mpi import jobs
@@ -35,12 +33,7 @@ CASES = [
 
 @pytest.fixture(scope="session")
 def runs(request):
-    chosen = collections.defaultdict(list)
-    for item in request.session.items:
-        if item.function is test_check:
-            params = item.callspec.params
-            chosen[params["program"], params["layout"]].append(params["name"])
-    return jobs.CheckRuns(chosen)
+    return jobs.CheckRuns.of(request, test_check)
 
 
 @pytest.mark.parametrize("program, layout, name", CASES, ids=lambda value: str(value).removesuffix(".py"))
