@@ -68,23 +68,37 @@ cdef int run(VendorComm vendor, Launch* launch) except -1:
     cdef int code
     if launch.count == 0 and launch.call < NCOLLECTIVES and launch.in_parts == NULL and launch.out_parts == NULL:
         return 0
-    if launch.scales:
-        return run_scaled(vendor, launch)
-    if launch.call == SCAN or launch.call == EXSCAN:
-        return run_scan(vendor, launch)
-    if launch.in_place:
-        return run_in_place(vendor, launch)
+    if not launch_groups(launch):
+        return run_steps(vendor, launch)
     if hetccl_is_alone():
         code = function_of(vendor.functions, launch.comm, launch)
     else:
         with nogil:
             code = function_of(vendor.functions, launch.comm, launch)
     if code == HETCCL_MISSING:
-        return run_parts(vendor, launch)
+        return run_steps(vendor, launch)
     if code != 0:
         step(vendor, code, launch, FUNCTIONS[launch.call])
     if launch.divide != NULL and launch.target != NULL:
         divide(launch)
+    return 0
+
+
+cdef int run_steps(VendorComm vendor, Launch* launch) except -1:
+    """A call that is more than one function of the library. The runtime's functions want the device to be entered."""
+    cdef void* saved = NULL
+    vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
+    try:
+        if launch.scales:
+            run_scaled(vendor, launch)
+        elif launch.call == SCAN or launch.call == EXSCAN:
+            run_scan(vendor, launch)
+        elif launch.in_place:
+            run_in_place(vendor, launch)
+        else:
+            run_parts(vendor, launch)
+    finally:
+        vendor.gpu.leave(saved)
     return 0
 
 
@@ -321,46 +335,32 @@ cdef int run_scan(VendorComm vendor, Launch* launch) except -1:
 cdef uint8_t* room(VendorComm vendor, Launch* launch, size_t nbytes) except? NULL:
     """Memory from the runtime's pool, in the order of the stream."""
     cdef void* memory = NULL
-    cdef void* saved = NULL
     if nbytes == 0:
         return NULL
-    vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
-    code = vendor.gpu.alloc_async(&memory, nbytes, launch.stream)
-    vendor.gpu.leave(saved)
-    vendor.runtime.check(code, "alloc_async")
+    vendor.runtime.check(vendor.gpu.alloc_async(&memory, nbytes, launch.stream), "alloc_async")
     return <uint8_t*>memory
 
 
 cdef int give_back(VendorComm vendor, Launch* launch, uint8_t* memory) except -1:
-    cdef void* saved = NULL
     if memory == NULL:
         return 0
-    vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
-    code = vendor.gpu.dealloc_async(memory, launch.stream)
-    vendor.gpu.leave(saved)
-    return vendor.runtime.check(code, "dealloc_async")
+    return vendor.runtime.check(vendor.gpu.dealloc_async(memory, launch.stream), "dealloc_async")
 
 
 cdef int copy(VendorComm vendor, Launch* launch, void* target, const void* source, size_t nbytes) except -1:
-    cdef void* saved = NULL
     cdef int code
     if nbytes == 0:
         return 0
-    vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
     with nogil:
         code = vendor.gpu.copy_async(target, source, nbytes, launch.stream)
-    vendor.gpu.leave(saved)
     return vendor.runtime.check(code, "copy_async")
 
 
 cdef int fill(VendorComm vendor, Launch* launch, void* target, size_t width, size_t count) except -1:
-    cdef void* saved = NULL
     if count == 0:
         return 0
-    vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
-    code = vendor.gpu.fill_async(target, launch.identity, width, count, launch.stream)
-    vendor.gpu.leave(saved)
-    return vendor.runtime.check(code, "fill_async")
+    return vendor.runtime.check(vendor.gpu.fill_async(target, launch.identity, width, count, launch.stream),
+                                "fill_async")
 
 
 cdef bint launch_groups(const Launch* launch) noexcept nogil:
