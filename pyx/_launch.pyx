@@ -39,6 +39,9 @@ cdef dict FUNCTIONS = {
     REDUCE_SCATTER_BLOCK: "reduce_scatter", ALLTOALL: "all_to_all", GATHER: "gather", SCATTER: "scatter",
 }
 
+# What no group of sends and receives stands in for: a library that lacks the function cannot do the call.
+cdef tuple IRREPLACEABLE = (ALLREDUCE, REDUCE, BCAST, ALLGATHER, REDUCE_SCATTER_BLOCK)
+
 
 cdef int launch_run(VendorComm vendor, Launch* launch) except -1:
     if hetccl_is_alone():
@@ -75,7 +78,7 @@ cdef int run(VendorComm vendor, Launch* launch) except -1:
     else:
         with nogil:
             code = function_of(vendor.functions, launch.comm, launch)
-    if code == HETCCL_MISSING:
+    if code == HETCCL_MISSING and launch.call not in IRREPLACEABLE:
         return run_steps(vendor, launch)
     if code != 0:
         step(vendor, code, launch, FUNCTIONS[launch.call])

@@ -55,6 +55,16 @@ def check_collective_in_a_group_after_a_receive(comm):
     equal(out.get(), sum(ramp(rank, 5) for rank in range(SIZE)))
 
 
+def check_library_without_broadcast(comm):
+    """Nothing stands in for what the library lacks, and it is no success."""
+    device_works(comm)
+    buffer = Device(ramp())
+    with raises(hetccl.SymbolNotFound, names="ncclBroadcast"):
+        comm.Bcast(buffer.array)
+    equal(buffer.get(), ramp())
+    device_works(comm)
+
+
 def check_two_threads_wait(comm):
     """Neither thread is told that a message has come while the other still queues it."""
     device_works(comm)

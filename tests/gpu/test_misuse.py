@@ -9,10 +9,12 @@ from mpi import jobs
 PROGRAM = str(device_jobs.HERE / "check_misuse.py")
 STAYS = (("FAKE_CCL_NONBLOCKING", "1"), ("FAKE_CCL_HANG", "ncclAllReduce"), ("HETCCL_TIMEOUT", "3"))
 BUSY = (("FAKE_CUDA_FAIL", "cuEventQuery=600"), ("HETCCL_TIMEOUT", "5"))
+LACKS = (("HETCCL_NCCL_LIB", build.build("fakeccl", without=["ncclBroadcast"]) if build.compiler() else ""),)
 # Checks that need another job than two ranks without faults.
 SPECIAL = {
     "check_calls_from_a_signal_handler": ("fake", 1, STAYS),
     "check_interrupted_wait": ("fake", 1, BUSY),
+    "check_library_without_broadcast": ("fake", 2, LACKS),
     "check_library_cannot_free": ("fake", 2, (("FAKE_CCL_FAIL", "ncclCommDestroy=3"),)),
     "check_claims_beyond_the_memory": ("fake", 1, ()),
 }
