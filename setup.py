@@ -31,6 +31,7 @@ MODULES = [
     "_watched",
     "_vendor",
     "_shm",
+    "_rail",
     "_calls",
     "_program",
     "_letters",

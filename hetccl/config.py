@@ -60,6 +60,31 @@ def _choice(*names):
     return Type(" or ".join(names), _matching("|".join(names), str))
 
 
+def _between(least, most):
+    def parse(text):
+        value = int(text) if re.fullmatch("[0-9]{1,18}", text) else least - 1
+        if not least <= value <= most:
+            raise ValueError
+        return value
+
+    return Type(f"whole number from {least} to {most}", parse)
+
+
+def _names(text):
+    """(names, whether they are those to leave out)"""
+    listed = text.removeprefix("^").split(",")
+    if not all(re.fullmatch(r"[A-Za-z0-9_.@-]{1,64}(:[0-9]{1,3})?", name) for name in listed):
+        raise ValueError
+    return tuple(listed), text.startswith("^")
+
+
+def _transports(text):
+    listed = text.split(",")
+    if len(set(listed)) < len(listed) or not set(listed) <= {"shm", "verbs", "tcp"}:
+        raise ValueError
+    return tuple(listed)
+
+
 SECONDS = Type("seconds above 0, such as 300 or 0.5", _seconds)
 SIZE = Type("bytes above 0, such as 65536, 256K or 1M", _size)
 COUNT = Type("whole number from 0", _matching("[0-9]{1,18}", int))
@@ -67,6 +92,9 @@ FLAG = Type("0 or 1", _matching("[01]", lambda text: text == "1"))
 LABEL = Type("1 to 64 characters, none of them a space", _matching(r"[^\s\x00-\x1f\x7f]{1,64}", str))
 NAME = Type("auto, or a name of lower-case letters, digits and _", _matching("[a-z][a-z0-9_]*", str))
 TEXT = Type("text", str)
+TRANSPORTS = _or_auto(Type("shm, verbs, tcp or several of them with commas", _transports))
+DEVICES = Type("names of RDMA devices with commas, each perhaps with :port", _names)
+INTERFACES = Type("names of network interfaces with commas", _names)
 # An empty name would open the program itself.
 FILE = Type("path or name of a file", _matching(r"[^\x00]+", str))
 
@@ -103,6 +131,44 @@ class Config:
     ring_bytes: int | None = _variable(
         _or_auto(SIZE), "auto", "Size of the shared-memory ring of each ordered pair of ranks."
     )
+    transport: tuple | None = _variable(
+        TRANSPORTS,
+        "auto",
+        "How ranks may reach each other; auto: shm on one host, else verbs, else tcp.",
+    )
+    rails: int = _variable(_between(1, 4), "4", "Most NIC ports that one pair of ranks uses.")
+    eager_bytes: int | None = _variable(
+        _or_auto(SIZE), "auto", "Largest message that goes through the receiver's memory over verbs and tcp."
+    )
+    ib_hca: tuple | None = _variable(
+        DEVICES, None, "The RDMA devices that may be used, such as mlx5_0,mlx5_1:1; ^ before the list: all but these."
+    )
+    ib_gid_index: int | None = _variable(
+        _or_auto(_between(0, 1023)), "auto", "Index of the GID; auto: a routable RoCE v2 one, chosen for each port."
+    )
+    ib_tc: int = _variable(_between(0, 255), "0", "Traffic class of verbs packets.")
+    ib_sl: int = _variable(_between(0, 15), "0", "Service level of verbs packets.")
+    ib_pkey: int = _variable(_between(0, 65535), "0", "Index of the partition key.")
+    ib_timeout: int = _variable(
+        _between(1, 31), "18", "Local ACK time-out of a queue pair: 4.096 us x 2^value, before it sends again."
+    )
+    ib_retry_cnt: int = _variable(
+        _between(0, 7), "6", "How often a queue pair sends again before the connection counts as lost."
+    )
+    ib_rnr_retry: int = _variable(
+        _between(0, 7), "6", "How often a queue pair sends again to a receiver that was not ready; 7: without end."
+    )
+    ib_min_rnr_timer: int = _variable(
+        _between(0, 31), "12", "What a receiver that is not ready asks the sender to wait, in the code of verbs."
+    )
+    ib_send_queue: int = _variable(_between(8, 16384), "256", "Depth of a queue pair's send queue.")
+    socket_ifname: tuple | None = _variable(
+        INTERFACES,
+        None,
+        "Network interfaces of TCP connections, such as eth0,ib0; ^ before the list: all but these.",
+    )
+    tcp_connections: int = _variable(_between(1, 16), "2", "TCP connections of each pair of ranks.")
+    verbs_lib: str | None = _variable(FILE, None, "libibverbs, instead of libibverbs.so.1.")
     host_ccl: str = _variable(
         _choice("own", "oneccl"), "own", "Who runs collectives of host buffers inside an island: hetccl, or oneCCL."
     )

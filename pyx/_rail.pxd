@@ -1,0 +1,75 @@
+"""Rails and ports as objects: what owns the C structs of include/hetccl/rail.h."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+
+cdef extern from "hetccl/rail.h" nogil:
+    enum:
+        HETCCL_RAILS
+        HETCCL_ENETWORK
+        HETCCL_RAIL_NEW
+        HETCCL_RAIL_UP
+        HETCCL_RAIL_FAILED
+        HETCCL_RAIL_CLOSED
+        HETCCL_FAULT_NONE
+        HETCCL_FAULT_WC
+        HETCCL_FAULT_POST
+        HETCCL_FAULT_DEVICE
+        HETCCL_FAULT_SOCKET
+        HETCCL_FAULT_WIRE
+        HETCCL_MEM_OF_ENGINE
+        HETCCL_MEM_OF_USER
+        HETCCL_WRITE_IMM
+
+    ctypedef struct hetccl_rail_fault_t:
+        int32_t kind
+        int32_t code
+        uint32_t vendor_err
+
+    ctypedef struct hetccl_mem_t:
+        uint32_t lkey
+        uint32_t rkey
+        void* handle
+
+    ctypedef struct hetccl_write_t:
+        const void* ptr[2]
+        size_t nbytes[2]
+        uint32_t lkey[2]
+        uint64_t remote_addr
+        uint32_t rkey
+        uint32_t imm
+        uint32_t flags
+
+    ctypedef struct hetccl_rail_t:
+        const hetccl_rail_ops_t* ops
+        void (*on_imm)(void* peer, int rail, uint32_t imm) noexcept nogil
+        void* peer
+        int32_t index
+        int32_t state
+        uint64_t posted
+        uint64_t completed
+        hetccl_rail_fault_t fault
+
+    ctypedef struct hetccl_rail_ops_t:
+        const char* name
+        size_t max_write
+        int (*write)(hetccl_rail_t* rail, const hetccl_write_t* write) noexcept nogil
+        int (*room)(hetccl_rail_t* rail) noexcept nogil
+        int (*reg)(hetccl_rail_t* rail, void* ptr, size_t nbytes, int whose, hetccl_mem_t* mem) noexcept nogil
+        void (*dereg)(hetccl_rail_t* rail, hetccl_mem_t* mem) noexcept nogil
+
+    ctypedef struct hetccl_port_t:
+        int (*poll)(hetccl_port_t* port) noexcept nogil
+        int (*arm)(hetccl_port_t* port) noexcept nogil
+        int fd
+
+
+cdef class Rail:
+    cdef object __weakref__
+    cdef hetccl_rail_t* rail             # in the subclass's own struct; NULL once closed
+
+
+cdef class Port:
+    cdef object __weakref__
+    cdef hetccl_port_t* port             # in the subclass's own struct; NULL once closed

@@ -1,0 +1,49 @@
+"""Layer L2: rails and ports as objects, so that those who connect peers need not know which kind they hold.
+
+Every method is called with the GIL. What touches the C structs of a rail that is connected needs the communicator's
+mutex besides; _wire.Wire takes it around the calls here.
+"""
+
+
+cdef class Rail:
+    """A way to write into one peer's memory; see _rdma.QueuePair and _tcp.TcpRail."""
+
+    def local(self):
+        """What the peer must know of this end, before connect(): a dict that JSON can carry."""
+        raise NotImplementedError
+
+    def connect(self, remote, sockets=()):
+        """Connect to the peer's end: rail.state is UP afterwards.
+
+        remote  : dict, the peer's local(), checked here
+        sockets : authenticated connections for data, as file descriptors that the rail owns from now on; tcp only
+        Raises  : ValueError (remote is no such dict), LibraryError (a verbs call failed), OSError
+        """
+        raise NotImplementedError
+
+    def describe(self):
+        """Where the rail runs, in words: "mlx5_0 port 1, GID ::ffff:10.0.0.1 (index 3)"; for messages and doctor."""
+        raise NotImplementedError
+
+    def fault(self):
+        """Why it failed, in words; "" while it has not."""
+        raise NotImplementedError
+
+    def close(self):
+        """Give the rail back; idempotent. Its registrations must have been given back before."""
+        raise NotImplementedError
+
+
+cdef class Port:
+    """What a communicator polls for its rails; see _rdma.RdmaPort and _tcp.TcpPort."""
+
+    def rail(self, peer, index, card):
+        """A new rail to a peer, not connected.
+
+        peer  : int, rank     index : int, among the peer's rails     card : dict, the peer's card of this transport
+        """
+        raise NotImplementedError
+
+    def close(self):
+        """Give the port back; idempotent. Its rails must be closed."""
+        raise NotImplementedError
