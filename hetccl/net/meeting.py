@@ -14,7 +14,6 @@ RECORD_SECONDS = 30.0
 # A host that does not answer for so long is lost: keepalive is for a connection at rest, the other for one that sends.
 SILENCE_SECONDS = 20
 _OPTIONS = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),

@@ -121,7 +121,7 @@ class Pair:
         sock = None
         try:
             sock = self._dial(mine, theirs, port)
-            stream = Stream(sock, time.monotonic() + PROOF_SECONDS)
+            stream = Stream(sock, time.monotonic() + min(PROOF_SECONDS, self.group.timeout))
             hello = self._hello(handshake.CONTROL)
             proof, session = handshake.connect(stream, hello, self.group.keys)
             stream.send(proof)
@@ -161,7 +161,7 @@ class Pair:
         try:
             if ended:  # cancel() has not seen this socket
                 raise OSError(errno.ECANCELED, "the communicator is being freed")
-            sock.settimeout(DIAL_SECONDS)
+            sock.settimeout(min(DIAL_SECONDS, self.group.timeout))
             if mine is not None:
                 sock.bind(socket.getaddrinfo(mine, 0, type=kind, flags=socket.AI_NUMERICHOST)[0][4])
             sock.connect(address)

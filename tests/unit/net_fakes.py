@@ -6,9 +6,10 @@ import threading
 import time
 from typing import NamedTuple
 
+import pytest
+
 from hetccl.net import connector
 
-SECRET = bytes(range(16))
 WAIT_S = 20  # far beyond what anything here takes
 
 
@@ -33,10 +34,10 @@ class Rail:
         return {"qpn": 1000 * self.port.rank + 10 * self.peer + self.index, **self.port.says}
 
     def connect(self, remote, sockets=()):
+        self.sockets = [socket.socket(fileno=fd) for fd in sockets]
         if self.port.fault:
             raise self.port.fault
         self.remote = remote
-        self.sockets = [socket.socket(fileno=fd) for fd in sockets]
         for number, sock in enumerate(self.sockets):
             sock.sendall(bytes([self.index, number]))
 
@@ -195,13 +196,13 @@ class Net:
 
     def __init__(self, nranks, here=None, **options):
         self.nranks = nranks
-        self.options = options
+        self.secret = os.urandom(16)
         self.wires, self.boards, self.groups = {}, {}, {}
         self.card = connector.listen(["127.0.0.1"])
         for rank in range(nranks) if here is None else here:
             self.add(rank, **options)
 
-    def add(self, rank, secret=SECRET, kind="tcp", rails=1, addresses=None, timeout=WAIT_S, nranks=None, **more):
+    def add(self, rank, secret=None, kind="tcp", rails=1, addresses=None, timeout=WAIT_S, nranks=None, **more):
         """Make the Group of one rank. addresses : of all its peers; more : for Port and Group."""
         nranks = nranks or self.nranks
         said = {name: more.pop(name) for name in ("fault", "says") if name in more}
@@ -213,7 +214,7 @@ class Net:
         board.wire = wire
         hosts = [f"host{peer}" for peer in range(nranks)]
         self.wires[rank], self.boards[rank] = wire, board
-        group = connector.Group(secret, rank, [{}] * nranks, hosts, wire, board, paths, timeout, **more)
+        group = connector.Group(secret or self.secret, rank, [{}] * nranks, hosts, wire, board, paths, timeout, **more)
         self.groups[rank] = group
         return group
 
@@ -257,3 +258,13 @@ def descriptors():
         except OSError:  # of the listing itself
             continue
     return found
+
+
+@pytest.fixture
+def nothing_left():
+    """The test gives all descriptors and threads back."""
+    connector._process = None  # what it remembers of communicators and warnings is of another test
+    before = descriptors(), threading.active_count()
+    yield
+    until(lambda: len(descriptors()) <= len(before[0]) and threading.active_count() <= before[1])
+    assert connector._process.sockets == set()
