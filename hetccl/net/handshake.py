@@ -112,9 +112,6 @@ class Stream:
     def __init__(self, sock, deadline):
         self.sock = sock
         self.deadline = deadline
-        if sock.family != socket.AF_UNIX:
-            # Small messages back and forth: the default would hold each back for the acknowledgement of the last.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _arm(self):
         left = self.deadline - time.monotonic()

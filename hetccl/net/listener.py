@@ -3,6 +3,9 @@
 import errno
 import socket
 
+# Small messages go back and forth: by default, each would be held back for the acknowledgement of the one before.
+AT_ONCE = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
 BACKLOG = 4096
 PORT_TRIES = 100
 
@@ -50,6 +53,7 @@ def _listen(address, port):
         sock = socket.socket(family, socket.SOCK_STREAM)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not dual)
+        sock.setsockopt(*AT_ONCE)  # accepted connections have it, too
         sock.bind(where)
         sock.listen(BACKLOG)
         sock.setblocking(False)

@@ -14,6 +14,7 @@ from hetccl import config
 from hetccl.errors import HetcclError
 from hetccl.net import control, handshake, records
 from hetccl.net.handshake import HandshakeError, Hello, Stream
+from hetccl.net.listener import AT_ONCE
 from hetccl.net.loop import READ, WRITE
 from hetccl.net.meeting import Refused, line, meet, words
 
@@ -161,6 +162,7 @@ class Pair:
         try:
             if ended:  # cancel() has not seen this socket
                 raise OSError(errno.ECANCELED, "the communicator is being freed")
+            sock.setsockopt(*AT_ONCE)
             sock.settimeout(min(DIAL_SECONDS, self.group.timeout))
             if mine is not None:
                 sock.bind(socket.getaddrinfo(mine, 0, type=kind, flags=socket.AI_NUMERICHOST)[0][4])
@@ -200,8 +202,6 @@ class Pair:
         except Refused as refused:
             if refused.reason == records.FAILED:
                 self.give_up(f"{self.name} could not be connected: {refused}")
-            if refused.reason != records.CROSSED:
-                raise
         finally:
             self.undial(stream.sock)
 

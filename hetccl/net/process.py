@@ -191,7 +191,9 @@ class Process:
                 pair.take(stream, session)
             sock = None
         except (HandshakeError, OSError) as error:
-            self.warn(address, f"its connection was refused: {error}")
+            # These two are not the stranger's fault.
+            if getattr(error, "status", 0) not in (handshake.BUSY, handshake.CLOSED):
+                self.warn(address, f"its connection was refused: {error}")
         finally:
             if sock is not None:
                 self.disown(sock)

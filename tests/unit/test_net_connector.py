@@ -160,7 +160,6 @@ def test_threads_for_data_connections_are_never_all_taken(monkeypatch):
     """More peers than threads: those that are turned away come again."""
     monkeypatch.setattr(process, "MEETING", 2)
     monkeypatch.setattr(process, "ANSWERING", 3)
-    monkeypatch.setattr(connector, "_process", None)
     with Net(13) as net:
         for rank in range(1, 13):
             net.wires[rank].want(0)
