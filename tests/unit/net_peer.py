@@ -3,12 +3,15 @@
 Usage: net_peer.py SECRET PORT DEED; with a DEED of DEEDS.
 """
 
+import atexit
 import os
 import subprocess
 import sys
 import time
 
 from net_fakes import Net
+
+from hetccl.net import connector
 
 
 def sleep(net):
@@ -23,6 +26,13 @@ def end_in_a_handshake(net):
     """The rank it connects to does not exist."""
     net.wires[1].want(2)
     time.sleep(0.2)
+
+
+def close_late(net):
+    """After hetccl has said good-bye at the program's end."""
+    atexit.unregister(connector._leave_all)
+    atexit.register(lambda: print(net.groups[1].close(5), flush=True))
+    atexit.register(connector._leave_all)
 
 
 def raise_error(net):
@@ -85,6 +95,7 @@ DEEDS = {
         sleep,
         end,
         end_in_a_handshake,
+        close_late,
         raise_error,
         close,
         fork_and_die,

@@ -79,7 +79,9 @@ def test_a_child_has_nothing_of_its_parent():
         assert peer.net.wires[0].events("lost") == []
 
 
-@pytest.mark.parametrize("deed, code", [("end", 0), ("end_in_a_handshake", 0), ("raise_error", 1), ("close", 0)])
+@pytest.mark.parametrize(
+    "deed, code", [("end", 0), ("end_in_a_handshake", 0), ("raise_error", 1), ("close", 0), ("close_late", 0)]
+)
 def test_a_program_that_ends_says_good_bye(deed, code):
     """Without a message of the interpreter's, whatever is under way."""
     with Peer(deed) as peer:
