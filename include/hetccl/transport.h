@@ -45,6 +45,7 @@ typedef struct hetccl_msg {
     int32_t state;     /* enum hetccl_msg_state */
     int32_t slot;      /* sender: of the acknowledgement, from 1; 0: none is needed */
     int32_t error;     /* errno after HETCCL_ESYSTEM */
+    uint32_t seq;      /* its number on the link, once it is not NEW */
 } hetccl_msg_t;
 
 /* What a link says of the message at its head. */
