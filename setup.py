@@ -32,6 +32,8 @@ MODULES = [
     "_vendor",
     "_shm",
     "_rail",
+    "_tcp",
+    "_rail_trial",
     "_calls",
     "_program",
     "_letters",
