@@ -59,6 +59,7 @@ cdef extern from "hetccl/rail.h" nogil:
         int (*room)(hetccl_rail_t* rail) noexcept nogil
         int (*reg)(hetccl_rail_t* rail, void* ptr, size_t nbytes, int whose, hetccl_mem_t* mem) noexcept nogil
         void (*dereg)(hetccl_rail_t* rail, hetccl_mem_t* mem) noexcept nogil
+        void (*stop)(hetccl_rail_t* rail) noexcept nogil
 
     ctypedef struct hetccl_port_t:
         int (*poll)(hetccl_port_t* port) noexcept nogil

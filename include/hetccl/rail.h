@@ -94,8 +94,12 @@ typedef struct hetccl_rail_ops {
     /* Keys for the rail's writes from (lkey) and the peer's writes to (rkey) this memory. DONE; or AGAIN: this memory
      * cannot be registered, or not now: go through memory of one's own. whose: enum hetccl_mem_owner. */
     int (*reg)(hetccl_rail_t *rail, void *ptr, size_t nbytes, int whose, hetccl_mem_t *mem);
-    /* Only once no write of either side that uses it is under way. */
+    /* Only once no write of either side that uses it is under way, or after stop(). */
     void (*dereg)(hetccl_rail_t *rail, hetccl_mem_t *mem);
+    /* End it, failed or not: state CLOSED. Afterwards neither side's writes have any effect and no memory of this side
+     * is read or written; what came in whole before has been told by on_imm(), or is as if it had not come. Once is
+     * enough; not from within on_imm(). */
+    void (*stop)(hetccl_rail_t *rail);
 } hetccl_rail_ops_t;
 
 /* What a communicator polls for its rails: one port for each RDMA device, one for all TCP connections. */

@@ -87,7 +87,7 @@ def settle(*some, limit=200000):
     """Poll all ends until nothing has moved for a while (acknowledgements of lazy writes included)."""
     quiet = 0
     for _ in range(limit):
-        quiet = 0 if any([end.poll() for end in some]) else quiet + 1
+        quiet = 0 if sum(end.poll() for end in some) else quiet + 1
         if quiet > 100:
             return
     raise AssertionError("the ends move for ever")
