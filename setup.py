@@ -36,6 +36,8 @@ MODULES = [
     "_shm",
     "_board",
     "_rail",
+    "_tcp",
+    "_rail_trial",
     "_wire",
     "_calls",
     "_program",
