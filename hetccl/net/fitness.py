@@ -25,15 +25,16 @@ def entries(port, index):
 
     index : HETCCL_IB_GID_INDEX, or None
     """
+    table = sorted(port["gids"], key=lambda entry: entry["index"])
     if index is not None:
-        return [(entry, "named by HETCCL_IB_GID_INDEX") for entry in port["gids"] if entry["index"] == index]
+        return [(entry, "named by HETCCL_IB_GID_INDEX") for entry in table if entry["index"] == index]
     if port["link_layer"] == gids.INFINIBAND:
-        return [(entry, "the port's first") for entry in port["gids"][:1]]
+        return [(entry, "the port's first") for entry in table[:1]]
     chosen = []
     for kind, version in _KINDS:
         # A table may hold an address twice: for an interface, and for another one that stands on it.
         fitting = {}
-        for entry in port["gids"]:
+        for entry in table:
             if entry["type"] == kind and _routable(entry["gid"], version):
                 fitting.setdefault(entry["gid"], (entry, f"routable IPv{version}, {kind}"))
         chosen += list(fitting.values())[:GIDS_OF_A_KIND]
@@ -121,18 +122,17 @@ def _why_no_gid(port, index, roots):
     listed = f"{', '.join(has)}{more}" if has else "none"
     if index is None:
         return f"none of its GIDs is routable ({listed}); HETCCL_IB_GID_INDEX can name one all the same"
-    length = _length(port, "gids", roots)
-    if length and index >= length:
-        return f"its GIDs have the indices 0 to {length - 1}; in use: {listed}"
+    if index >= port["ngids"]:
+        return f"its GIDs have the indices 0 to {port['ngids'] - 1}; in use: {listed}"
     return f"its GID {index} is empty; in use: {listed}"
 
 
 def _why_no_pkey(port, index, roots):
-    length = _length(port, "pkeys", roots)
-    if length and index >= length:
-        return f"its partition keys have the indices 0 to {length - 1}"
+    if index >= port["npkeys"]:
+        return f"its partition keys have the indices 0 to {port['npkeys'] - 1}"
+    table = roots.sys / "class/infiniband" / port["device"] / "ports" / str(port["port"]) / "pkeys"
     try:
-        key = int((_folder(port, roots) / "pkeys" / str(index)).read_text(), 16)
+        key = int((table / str(index)).read_text(), 16)
     except (OSError, ValueError):
         return ""  # not shown here: the device itself will say
     return "" if key else f"its partition key {index} is empty"
@@ -141,15 +141,3 @@ def _why_no_pkey(port, index, roots):
 def _why_no_queue(port, depth, roots):
     most = port["max_qp_wr"]
     return f"its send queues hold {most} work requests at most" if depth > most else ""
-
-
-def _folder(port, roots):
-    return roots.sys / "class/infiniband" / port["device"] / "ports" / str(port["port"])
-
-
-def _length(port, table, roots):
-    """How many entries a port's table has, full or empty; 0 if sysfs does not show it."""
-    try:
-        return sum(1 for _ in (_folder(port, roots) / table).iterdir())
-    except OSError:
-        return 0

@@ -15,7 +15,8 @@ import re
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetccl import topology
+from hetccl import _verbs, config, topology
+from hetccl.errors import LibraryNotFound, VerbsError
 from hetccl.net import fitness, gids, nearness, netmasks
 
 
@@ -39,20 +40,36 @@ class Choice(NamedTuple):
         return fitness.name_of(self.port)
 
 
+def look(settings):
+    """The RDMA ports of this host: list of dict as _verbs.devices() gives it, or str, why there is none.
+
+    settings : config.Config; HETCCL_VERBS_LIB is read
+    """
+    problems = []
+    try:
+        ports = _verbs.devices(settings.verbs_lib, problems)
+    except (LibraryNotFound, VerbsError) as error:
+        # Without the paths that were tried: most hosts without RDMA have no libibverbs, and `doctor` lists them.
+        problems, ports = [str(error).partition("; tried:")[0]], []
+    for problem in problems:
+        config.LOGGER.info("RDMA: %s", problem)
+    return ports or "; ".join(problems) or "no RDMA device"
+
+
 def card(rank, members, settings, found, roots=topology.ROOTS):
     """The rail cards of a rank of this host, the nearest port's first; or str, why it has none.
 
     A port has several cards where several of its GIDs can serve: another rank may have only one kind.
 
     members : hetccl.topology.Member of every rank: those of this host share its ports
-    found   : list of dict as _verbs.devices() gives it, or str, why there is none
+    found   : of look()
     Raises  : ValueError, the settings ask for what this host does not have
     """
     choices = survey(rank, members, settings, found, roots)
     cards = [card for choice in choices for card in choice.cards]
     if cards:
         return cards
-    why = "; ".join(f"{choice.name}: {choice.why}" for choice in choices) or (found or "no RDMA device")
+    why = "; ".join(f"{choice.name}: {choice.why}" for choice in choices) or found
     if settings.transport == ("verbs",):
         raise ValueError(f"HETCCL_TRANSPORT=verbs, but this host has no RDMA port to use: {why}")
     return why

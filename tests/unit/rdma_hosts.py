@@ -47,6 +47,8 @@ def port(device="mlx5_0", number=1, gids=(), **fields):
         "max_qp_wr": 32768,
         "max_sge": 30,
         "max_qp_rd_atom": 16,
+        "npkeys": 128,
+        "ngids": 256,
         "gids": list(gids),
         "sys": "",
         "numa": -1,
@@ -90,13 +92,10 @@ class Host:
         link.symlink_to(folder)
         return str(folder)
 
-    def add_tables(self, device, gids=256, pkeys=("0xffff",), number=1):
-        """The GID and partition-key tables of a port."""
-        folder = self.roots.sys / f"class/infiniband/{device}/ports/{number}"
-        for index in range(gids):
-            self.write(folder / f"gids/{index}", "0000:0000:0000:0000:0000:0000:0000:0000\n")
-        for index, key in enumerate(pkeys):
-            self.write(folder / f"pkeys/{index}", key + "\n")
+    def add_pkeys(self, device, *keys):
+        """The partition keys of a device's first port."""
+        for index, key in enumerate(keys):
+            self.write(self.roots.sys / f"class/infiniband/{device}/ports/1/pkeys/{index}", key + "\n")
 
     def add_network(self, *interfaces):
         """Addresses of interfaces: ("eth0", "10.0.0.1/24")."""

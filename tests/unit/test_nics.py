@@ -86,14 +86,8 @@ def test_named_gid_is_taken_whatever_it_is(host, index):
 
 @pytest.mark.parametrize("index, words", [(4, "GID 4 is empty"), (256, "0 to 255"), (1023, "0 to 255")])
 def test_named_gid_that_is_not_there(host, index, words):
-    host.add_tables("mlx5_0", gids=256)
     with pytest.raises(ValueError, match=f"HETCCL_IB_GID_INDEX={index}.*mlx5_0:1.*{words}.*3 ::ffff:10.0.0.1"):
         cards([port(gids=usual_table(V4))], host, ib_gid_index=index)
-
-
-def test_named_gid_of_a_table_of_unknown_length(host):
-    with pytest.raises(ValueError, match="GID 1000 is empty"):
-        cards([port(gids=usual_table(V4))], host, ib_gid_index=1000)
 
 
 def test_a_port_without_the_named_gid_is_left_out(host):
@@ -163,13 +157,13 @@ def test_ports_that_cannot_serve(host, fields, words):
         cards([port(gids=usual_table(V4), **fields)], host, transport=("verbs",))
 
 
-@pytest.mark.parametrize("found, words", [([], "no RDMA device"), ("libibverbs.so.1 not found", "not found")])
-def test_no_device(host, found, words):
-    assert words in cards(found, host)
-    assert words in cards(found, host, ib_hca=(("mlx5_9",), True)), "nothing to leave out is no fault"
-    assert words in cards(found, host, ib_gid_index=3)
-    assert words in cards(found, host, transport=("shm", "verbs"))
-    with pytest.raises(ValueError, match="HETCCL_TRANSPORT=verbs.*" + words):
+@pytest.mark.parametrize("found", ["no RDMA device", "libibverbs.so.1 not found"])
+def test_no_device(host, found):
+    assert found == cards(found, host)
+    assert found == cards(found, host, ib_hca=(("mlx5_9",), True)), "nothing to leave out is no fault"
+    assert found == cards(found, host, ib_gid_index=3)
+    assert found == cards(found, host, transport=("shm", "verbs"))
+    with pytest.raises(ValueError, match="HETCCL_TRANSPORT=verbs.*" + found):
         cards(found, host, transport=("verbs",))
     with pytest.raises(ValueError, match="HETCCL_IB_HCA=mlx5_0: this host has no RDMA device"):
         cards(found, host, ib_hca=(("mlx5_0",), False))
@@ -220,15 +214,15 @@ def test_named_devices_that_are_wrong(host, listed, excluded, words):
     "index, words", [(2, "partition key 2 is empty"), (128, "0 to 3"), (4, "indices 0 to 3")], ids=str
 )
 def test_partition_key_that_is_not_there(host, index, words):
-    host.add_tables("mlx5_0", pkeys=("0xffff", "0x8001", "0x0000", "0x0000"))
-    found = [port(gids=usual_table(V4))]
+    host.add_pkeys("mlx5_0", "0xffff", "0x8001", "0x0000", "0x0000")
+    found = [port(gids=usual_table(V4), npkeys=4)]
     with pytest.raises(ValueError, match=f"HETCCL_IB_PKEY={index}.*mlx5_0:1.*{words}"):
         cards(found, host, ib_pkey=index)
     assert names(cards(found, host, ib_pkey=1)) == ["mlx5_0:1"] * 2
 
 
 def test_an_empty_default_partition_key_is_the_users_fault_only_if_asked_for(host):
-    host.add_tables("mlx5_0", pkeys=("0x0000",))
+    host.add_pkeys("mlx5_0", "0x0000")
     assert "partition key 0 is empty" in cards([port(gids=usual_table(V4))], host)
 
 
