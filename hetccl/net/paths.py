@@ -6,6 +6,7 @@ pair come to mirror images of one result without a message.
 
 from typing import NamedTuple
 
+from hetccl import config
 from hetccl.errors import HetcclError
 from hetccl.net import gids
 
@@ -13,6 +14,13 @@ from hetccl.net import gids
 KINDS = ("shm", "verbs", "tcp")
 # A rail of less than this part of the fastest one's speed would hold up the others: pieces are of equal size.
 SLOWEST_PART = 0.5
+
+# {transports: the settings that mean nothing without one of them}
+_NEEDED_BY = {
+    ("verbs",): [name for name in config.Config.__dataclass_fields__ if name.startswith("ib_")],
+    ("tcp",): ["tcp_connections"],
+    ("verbs", "tcp"): ["socket_ifname"],
+}
 
 
 class Path(NamedTuple):
@@ -30,6 +38,22 @@ class Path(NamedTuple):
     reasons: dict
 
 
+def check(settings):
+    """Refuse settings that contradict each other. settings : config.Config. Raises ValueError, a line for each."""
+    allowed = settings.transport or KINDS
+    transport = f"HETCCL_TRANSPORT={','.join(allowed)}"
+    problems = []
+    for kinds, names in _NEEDED_BY.items():
+        if not set(kinds) & set(allowed):
+            problems += [
+                f"HETCCL_{name.upper()} is set, but {transport} rules out {' and '.join(kinds)}: unset one of them"
+                for name in names
+                if getattr(settings, name) != getattr(config.Config(), name)
+            ]
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
 def choose(rank, peer, members, cards, settings):
     """The way from `rank` to `peer`: the mirror image of the way back.
 
@@ -43,7 +67,7 @@ def choose(rank, peer, members, cards, settings):
     reasons = {kind: "not in HETCCL_TRANSPORT" for kind in KINDS if kind not in allowed}
     if "shm" in allowed:
         if members[rank].shares_memory(members[peer]):
-            return Path("shm", [], [], reasons)
+            return Path("shm", [], [], {})
         reasons["shm"] = _why_no_shm(members[rank], members[peer])
     addresses, why_unheard = _addresses(cards[rank]["tcp"], cards[peer]["tcp"])
     if "verbs" in allowed:
