@@ -17,7 +17,7 @@ from libc.string cimport memset
 from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK, PROBE
 from hetccl._mailbox cimport MESSAGE_FAILED, MESSAGE_POSTED
 from hetccl._mutex cimport hetccl_mutex_give_way, hetccl_mutex_lock, hetccl_mutex_unlock
-from hetccl._progress cimport progress_enter, progress_leave, progress_needed, progress_stop
+from hetccl._progress cimport progress_enter, progress_leave, progress_listen, progress_needed, progress_stop
 from hetccl._row cimport COLLECTIVE_FAILED
 from hetccl._shm cimport (
     COLLECTIVE, HETCCL_AGAIN, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG,
@@ -324,9 +324,10 @@ cdef class Executor(Engine):
             sched_yield()
         else:
             bell = hetccl_bell_arm(mine)
-            status = self.poll(work, done)
-            if status == HETCCL_AGAIN and not done[0]:
-                hetccl_bell_sleep(mine, bell, LOOK_NS)
+            if progress_listen(&self.progress):
+                status = self.poll(work, done)
+                if status == HETCCL_AGAIN and not done[0]:
+                    hetccl_bell_sleep(mine, bell, LOOK_NS)
             hetccl_bell_disarm(mine)
         return status
 
