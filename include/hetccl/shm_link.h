@@ -309,7 +309,10 @@ static const void *hetccl_shm_fetch(void *state, hetccl_msg_t *msg, size_t nbyte
     hetccl_shm_link_t *link = state;
     hetccl_cell_t *cell = hetccl_shm_cell(link, link->position);
     if (cell->kind == HETCCL_CELL_EAGER) return cell->payload + msg->cell_done;
-    return hetccl_shm_read_peer(link, msg, scratch, cell->address + msg->done, nbytes) == HETCCL_DONE ? scratch : NULL;
+    int status = hetccl_shm_read_peer(link, msg, scratch, cell->address + msg->done, nbytes);
+    /* A peer that left while it was read has caused no errno. */
+    if (status == HETCCL_EPEER) msg->error = ESRCH;
+    return status == HETCCL_DONE ? scratch : NULL;
 }
 
 /* Gives the cell at the head back. A producer waits only for a full ring, so half a ring is soon enough to tell it. */

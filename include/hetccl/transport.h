@@ -76,7 +76,7 @@ typedef struct hetccl_transport {
     /* Bytes of the message that can be fetched now in one piece, HETCCL_AGAIN if none. */
     int64_t (*available)(void *link, hetccl_msg_t *msg);
     /* The next nbytes (<= available) bytes: in the transport's own memory, or copied to scratch. NULL: see
-     * msg->error. Not for messages with a layout. */
+     * msg->error, which is ESRCH where the peer is gone. Not for messages with a layout. */
     const void *(*fetch)(void *link, hetccl_msg_t *msg, size_t nbytes, void *scratch);
     /* Gives back what fetch() handed out. */
     void (*consume)(void *link, hetccl_msg_t *msg, size_t nbytes);
