@@ -35,6 +35,8 @@ MODULES = [
     "_vendor",
     "_shm",
     "_rail",
+    "_rdma",
+    "_rail_trial",
     "_calls",
     "_program",
     "_letters",

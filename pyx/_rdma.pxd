@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from hetccl._rail cimport Port, Rail, hetccl_mem_t, hetccl_port_t, hetccl_rail_ops_t, hetccl_rail_t, hetccl_write_t
 from hetccl._verbs cimport (
     Device, Verbs, hetccl_ibv_comp_channel_t, hetccl_ibv_context_t, hetccl_ibv_cq_t, hetccl_ibv_device_attr_t,
-    hetccl_ibv_pd_t, hetccl_ibv_port_attr_t, hetccl_ibv_qp_t, hetccl_ibv_recv_wr_t, hetccl_verbs_t,
+    hetccl_ibv_pd_t, hetccl_ibv_port_attr_t, hetccl_ibv_qp_t, hetccl_verbs_t,
 )
 
 cdef extern from "pthread.h" nogil:
@@ -42,7 +42,6 @@ cdef extern from "hetccl/verbs_port.h" nogil:
         uint32_t recv_left
         uint64_t sends_left
         uint64_t flushed
-        hetccl_ibv_recv_wr_t recvs[32]
 
     ctypedef struct hetccl_verbs_cq_t:
         hetccl_ibv_cq_t* cq
@@ -62,11 +61,11 @@ cdef extern from "hetccl/verbs_port.h" nogil:
         uint16_t* generations
         int nslots
 
-    uint64_t hetccl_verbs_rail_id(int slot, uint16_t generation)
-    uint64_t HETCCL_VERBS_RECV_BIT
     int hetccl_verbs_rail_post_recvs(hetccl_verbs_rail_t* vr, int all)
     int hetccl_verbs_port_poll(hetccl_port_t* port)
     int hetccl_verbs_port_arm(hetccl_port_t* port)
+    int hetccl_verbs_port_add(hetccl_verbs_port_t* vp, hetccl_verbs_rail_t* vr, int most)
+    void hetccl_verbs_port_remove(hetccl_verbs_port_t* vp, hetccl_verbs_rail_t* vr)
     int hetccl_verbs_port_open(hetccl_verbs_port_t* vp)
     void hetccl_verbs_port_close(hetccl_verbs_port_t* vp)
 
@@ -92,12 +91,13 @@ cdef class OpenDevice:
 
 cdef class RdmaPort(Port):
     cdef hetccl_verbs_port_t* state      # NULL once closed
-    cdef readonly OpenDevice opened
+    cdef OpenDevice opened
     cdef readonly dict card              # this rank's card of the rail
     cdef readonly dict settings
     cdef hetccl_ibv_port_attr_t attr
     cdef int owner_pid
     cdef int nlive                       # rails that are not closed
+    cdef int check(self) except -1
 
 
 cdef class QueuePair(Rail):
@@ -105,3 +105,6 @@ cdef class QueuePair(Rail):
     cdef readonly RdmaPort port
     cdef readonly int peer
     cdef uint32_t psn                    # of what this end sends first
+
+    cdef hetccl_verbs_rail_t* opened(self) except NULL
+    cdef int failed(self, str call, int error) except -1

@@ -14,24 +14,25 @@ import weakref
 cimport cython
 from libc.errno cimport errno
 from libc.stdint cimport uint8_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from hetccl._rail cimport (
-    HETCCL_FAULT_DEVICE, HETCCL_FAULT_NONE, HETCCL_FAULT_POST, HETCCL_FAULT_WC, HETCCL_RAIL_FAILED, HETCCL_RAIL_NEW,
-    HETCCL_RAIL_UP, Port, Rail,
+    HETCCL_FAULT_DEVICE, HETCCL_FAULT_POST, HETCCL_FAULT_WC, HETCCL_RAIL_NEW, HETCCL_RAIL_UP, Port, Rail,
+    hetccl_rail_fault_t,
 )
 from hetccl._verbs cimport (
-    HETCCL_IBV_ACCESS_REMOTE_WRITE, HETCCL_IBV_LINK_LAYER_ETHERNET, HETCCL_IBV_PORT_ACTIVE, HETCCL_IBV_QP_ACCESS_FLAGS,
+    HETCCL_IBV_ACCESS_REMOTE_WRITE, HETCCL_IBV_LINK_LAYER_ETHERNET, HETCCL_IBV_QP_ACCESS_FLAGS,
     HETCCL_IBV_QP_AV, HETCCL_IBV_QP_CAP, HETCCL_IBV_QP_DEST_QPN, HETCCL_IBV_QP_MAX_DEST_RD_ATOMIC,
     HETCCL_IBV_QP_MAX_QP_RD_ATOMIC, HETCCL_IBV_QP_MIN_RNR_TIMER, HETCCL_IBV_QP_PATH_MTU, HETCCL_IBV_QP_PKEY_INDEX,
     HETCCL_IBV_QP_PORT, HETCCL_IBV_QP_RETRY_CNT, HETCCL_IBV_QP_RNR_RETRY, HETCCL_IBV_QP_RQ_PSN, HETCCL_IBV_QP_SQ_PSN,
-    HETCCL_IBV_QP_STATE, HETCCL_IBV_QP_TIMEOUT, HETCCL_IBV_QPS_ERR, HETCCL_IBV_QPS_INIT, HETCCL_IBV_QPS_RTR,
+    HETCCL_IBV_QP_STATE, HETCCL_IBV_QP_TIMEOUT, HETCCL_IBV_QPS_INIT, HETCCL_IBV_QPS_RTR,
     HETCCL_IBV_QPS_RTS, HETCCL_IBV_QPT_RC, Device, hetccl_ibv_ah_attr_t, hetccl_ibv_qp_attr_t,
-    hetccl_ibv_qp_init_attr_t, hetccl_verbs_errno, verbs_raise,
+    hetccl_ibv_qp_init_attr_t, hetccl_verbs_errno,
 )
+from hetccl._verbs_errors cimport error_text, verbs_raise
 
-from hetccl._verbs import completion_text, event_text
+from hetccl._verbs_errors import completion_text, event_text
 
 cdef extern from *:
     """
@@ -296,8 +297,7 @@ cdef class QueuePair(Rail):
             return completion_text(fault.code, fault.vendor_err, device, port, gid_text(self.port.card["gid"]),
                                    self.peer)
         if fault.kind == HETCCL_FAULT_POST:
-            name = errno_.errorcode.get(fault.code, fault.code)
-            return f"{device} port {port} takes no more work: {name} ({os.strerror(fault.code)})"
+            return f"{device} port {port} takes no more work: {error_text(fault.code)}"
         return event_text(fault.code, device, port) if fault.kind == HETCCL_FAULT_DEVICE else ""
 
     def attributes(self):
@@ -383,7 +383,7 @@ cdef str queue_pair_start(QueuePair self, hetccl_verbs_rail_t* state, int* error
     cdef const hetccl_verbs_t* table = self.port.opened.verbs.table
     cdef hetccl_ibv_qp_init_attr_t init
     cdef hetccl_ibv_qp_attr_t attr
-    cdef int i, rc, inline_bytes = INLINE_BYTES
+    cdef int rc, inline_bytes = INLINE_BYTES
     while True:
         memset(&init, 0, sizeof(init))
         init.qp_context = state
@@ -411,9 +411,6 @@ cdef str queue_pair_start(QueuePair self, hetccl_verbs_rail_t* state, int* error
         error[0] = hetccl_verbs_errno(rc) if rc else 0
     if error[0]:
         return "ibv_modify_qp"
-    for i in range(HETCCL_VERBS_RECV_BATCH):
-        state.recvs[i].wr_id = state.id | HETCCL_VERBS_RECV_BIT
-        state.recvs[i].next = &state.recvs[i + 1] if i + 1 < HETCCL_VERBS_RECV_BATCH else NULL
     state.recv_due = state.recv_depth
     error[0] = hetccl_verbs_rail_post_recvs(state, True)
     return "ibv_post_recv"

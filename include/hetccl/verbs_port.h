@@ -299,6 +299,10 @@ static inline int hetccl_verbs_port_add(hetccl_verbs_port_t *vp, hetccl_verbs_ra
         vr->port = vp;
         vr->cq = cq;
         vr->id = hetccl_verbs_rail_id(slot, ++vp->generations[slot]);
+        for (int i = 0; i < HETCCL_VERBS_RECV_BATCH; i++) {
+            vr->recvs[i].wr_id = vr->id | HETCCL_VERBS_RECV_BIT;
+            vr->recvs[i].next = i + 1 < HETCCL_VERBS_RECV_BATCH ? &vr->recvs[i + 1] : NULL;
+        }
         vp->slots[slot] = vr;
         vp->cqs[cq].used += nentries;
     }
