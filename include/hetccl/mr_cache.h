@@ -24,7 +24,8 @@ enum hetccl_mr_event {
     HETCCL_MR_STUCK = 3,   /* dereg_mr failed: the memory stays pinned */
     HETCCL_MR_DMABUF = 4,  /* device memory cannot be registered as a dma-buf */
     HETCCL_MR_PEERMEM = 5, /* nor by a peer-memory module */
-    HETCCL_MR_NEVENTS = 6,
+    HETCCL_MR_FORK = 6,    /* a child of fork could not touch registered memory */
+    HETCCL_MR_NEVENTS = 7,
 };
 
 enum { HETCCL_MR_NAME_CHARS = 64, HETCCL_MR_NKINDS = 4 /* enum hetccl_memory */ };
@@ -57,6 +58,7 @@ typedef struct hetccl_mr_cache {
     struct hetccl_mr_cache *next;
     const hetccl_verbs_t *verbs;
     hetccl_ibv_pd_t *pd;
+    int automatic;     /* 0: only what users have registered themselves */
     int max_count;     /* of users' registrations */
     size_t max_nbytes; /* of them together */
     int count;
@@ -225,6 +227,10 @@ static inline hetccl_mr_t *hetccl_mr_new(hetccl_mr_cache_t *cache, hetccl_mr_ran
 static inline int hetccl_mr_get_noted(hetccl_mr_cache_t *cache, void *ptr, size_t nbytes, hetccl_mem_t *mem) {
     hetccl_mr_range_t *range = hetccl_mr_ranges_find(&cache->notes->ranges, (uintptr_t)ptr, nbytes);
     if (range == NULL) return HETCCL_AGAIN;
+    if (!cache->automatic && range->kept == 0) {
+        hetccl_mr_tell(cache, HETCCL_MR_FORK, 0, nbytes);
+        return HETCCL_AGAIN;
+    }
     hetccl_mr_t *mr = range->mrs;
     while (mr != NULL && mr->cache != cache) mr = mr->next;
     if (mr == NULL) mr = hetccl_mr_new(cache, range);
@@ -246,19 +252,23 @@ static inline int hetccl_mr_cache_get(hetccl_mr_cache_t *cache, void *ptr, size_
     return status;
 }
 
-/* No write that uses the keys is under way any more. Takes the lock. */
-static inline void hetccl_mr_cache_put(hetccl_mr_cache_t *cache, hetccl_mem_t *mem) {
+static inline void hetccl_mr_let_go(hetccl_mem_t *mem) {
     hetccl_mr_t *mr = mem->handle;
-    if (mr == NULL) return;
     mem->handle = NULL;
-    pthread_mutex_lock(&cache->notes->lock);
     mr->users--;
-    if (mr->range == NULL && mr->base == NULL && mr->verbs != NULL) { /* the engine's: registered for this user alone */
-        cache->nengine--;
-        hetccl_mr_dereg(cache, mr->verbs);
+    if (mr->range == NULL && mr->base == NULL && mr->verbs != NULL) { /* the engine's: registered for one user alone */
+        mr->cache->nengine--;
+        hetccl_mr_dereg(mr->cache, mr->verbs);
         mr->verbs = NULL;
     }
     if (mr->verbs == NULL && mr->users == 0) free(mr);
+}
+
+/* No write that uses the keys is under way any more. Takes the lock. */
+static inline void hetccl_mr_cache_put(hetccl_mr_cache_t *cache, hetccl_mem_t *mem) {
+    if (mem->handle == NULL) return;
+    pthread_mutex_lock(&cache->notes->lock);
+    hetccl_mr_let_go(mem);
     pthread_mutex_unlock(&cache->notes->lock);
 }
 
@@ -278,6 +288,24 @@ static inline void hetccl_mr_forget(hetccl_mr_notes_t *notes, hetccl_mr_range_t 
     hetccl_mr_ranges_remove(&notes->ranges, range);
 }
 
+/* Registers a range now, with each device there is: how many took it. */
+static inline int hetccl_mr_pin(hetccl_mr_notes_t *notes, hetccl_mr_range_t *range) {
+    int ndevices = 0;
+    hetccl_mem_t mem;
+    for (hetccl_mr_cache_t *cache = notes->caches; cache != NULL; cache = cache->next) {
+        if (hetccl_mr_get_noted(cache, (void *)range->base, range->nbytes, &mem) != HETCCL_DONE) continue;
+        hetccl_mr_let_go(&mem);
+        ndevices++;
+    }
+    return ndevices;
+}
+
+/* Whether memory that other data may share pages with can be registered: without the kernel's help (Linux 5.12),
+ * ibv_fork_init() takes the pages of registered memory away from a child of fork, which then dies at their next use. */
+static inline int hetccl_mr_shares_pages(const hetccl_verbs_t *verbs) {
+    return verbs->is_fork_initialized != NULL && verbs->is_fork_initialized() == HETCCL_IBV_FORK_UNNEEDED;
+}
+
 /* verbs, pd: of the device, kept by the caller until close(). */
 static inline void hetccl_mr_cache_open(hetccl_mr_cache_t *cache, hetccl_mr_notes_t *notes, const hetccl_verbs_t *verbs,
                                         hetccl_ibv_pd_t *pd, const char *name, int max_count, size_t max_nbytes) {
@@ -285,6 +313,7 @@ static inline void hetccl_mr_cache_open(hetccl_mr_cache_t *cache, hetccl_mr_note
     cache->notes = notes;
     cache->verbs = verbs;
     cache->pd = pd;
+    cache->automatic = hetccl_mr_shares_pages(verbs);
     cache->max_count = max_count;
     cache->max_nbytes = max_nbytes;
     snprintf(cache->name, sizeof cache->name, "%s", name);
@@ -292,7 +321,8 @@ static inline void hetccl_mr_cache_open(hetccl_mr_cache_t *cache, hetccl_mr_note
     notes->caches = cache;
 }
 
-/* Takes all users' registrations back. Nothing may be in use any more: the protection domain goes next. */
+/* Takes all users' registrations back. Nothing may be in use any more: the protection domain goes next. Under the
+ * lock. */
 static inline void hetccl_mr_cache_close(hetccl_mr_cache_t *cache) {
     hetccl_mr_notes_t *notes = cache->notes;
     for (size_t i = 0; i < notes->ranges.count; i++) {

@@ -59,13 +59,14 @@ static inline hetccl_mr_range_t *hetccl_mr_ranges_find(const hetccl_mr_ranges_t 
     return promised;
 }
 
-/* A range that an owner guarantees and that shares a byte with [ptr, ptr + nbytes), but for `besides`; or NULL. */
+/* Of the ranges that an owner guarantees and that share a byte with [ptr, ptr + nbytes), the one that begins last; or
+ * NULL. */
 static inline hetccl_mr_range_t *hetccl_mr_ranges_touching(const hetccl_mr_ranges_t *ranges, uintptr_t ptr,
-                                                           size_t nbytes, const hetccl_mr_range_t *besides) {
+                                                           size_t nbytes) {
     for (size_t i = nbytes ? hetccl_mr_ranges_after(ranges, ptr + nbytes - 1) : 0;
          i > 0 && ranges->reach[i - 1] > ptr; i--) {
         hetccl_mr_range_t *range = ranges->at[i - 1];
-        if (hetccl_mr_range_end(range) > ptr && !range->promised && range != besides) return range;
+        if (hetccl_mr_range_end(range) > ptr && !range->promised) return range;
     }
     return NULL;
 }
