@@ -55,6 +55,12 @@ def _scope(ip):
     return "link-local" if ip.is_link_local else "routable"
 
 
+def inner(gid):
+    """The IP address in a RoCE port's GID, as text: "10.0.0.1", "fd00::1"."""
+    ip = ipaddress.IPv6Address(bytes.fromhex(gid))
+    return str(ip.ipv4_mapped or ip)
+
+
 def text(gid):
     """A GID as people write it: "::ffff:10.0.0.1", "fd00::1"."""
     ip = ipaddress.IPv6Address(bytes.fromhex(gid))

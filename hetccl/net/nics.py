@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hetccl import _verbs, config, topology
 from hetccl.errors import LibraryNotFound, VerbsError
-from hetccl.net import fitness, gids, nearness, netmasks
+from hetccl.net import fitness, gids, interfaces, nearness
 
 
 class Choice(NamedTuple):
@@ -89,12 +89,12 @@ def survey(rank, members, settings, found, roots=topology.ROOTS):
     )
     slots = {fitness.name_of(port): slot for slot, port in enumerate(used)}
     distances = _distances(members[rank], places, roots)
-    masks = netmasks.Netmasks(roots)
+    subnets = interfaces.subnets()
     choices = []
     for port in ports:
         name = fitness.name_of(port)
         entries = [] if whys[name] else fitness.entries(port, settings.ib_gid_index)
-        cards = [_rail_card(port, entry, why, masks, distances[name], slots[name]) for entry, why in entries]
+        cards = [_rail_card(port, entry, why, subnets, distances[name], slots[name]) for entry, why in entries]
         choices.append(Choice(port, cards, distances[name], whys[name]))
     return _in_turn(choices, _turn(rank, members, places, slots, roots))
 
@@ -134,7 +134,7 @@ def _in_turn(choices, turn):
     return ordered + [choice for choice in choices if not choice.cards]
 
 
-def _rail_card(port, entry, why, masks, distance, slot):
+def _rail_card(port, entry, why, subnets, distance, slot):
     infiniband = port["link_layer"] == gids.INFINIBAND
     return {
         "device": port["device"],
@@ -146,7 +146,7 @@ def _rail_card(port, entry, why, masks, distance, slot):
         "lid": port["lid"] if infiniband else 0,
         "mtu": port["active_mtu"],
         "speed": _speed(port["rate"]),
-        "prefix": gids.INFINIBAND_PREFIX if infiniband else masks.bits(entry["gid"]),
+        "prefix": gids.INFINIBAND_PREFIX if infiniband else subnets.get(gids.inner(entry["gid"])),
         "distance": distance,
         "slot": slot,
         "why": why,

@@ -1,4 +1,4 @@
-"""Made-up hosts for the tests of hetccl.net: a /sys and /proc, ports as _verbs.devices() lists them, and members."""
+"""Made-up hosts for the tests of hetccl.net: a /sys, ports as _verbs.devices() lists them, and members."""
 
 import ipaddress
 from dataclasses import replace
@@ -69,7 +69,7 @@ def member(host="n0", pci="", cpus="0-1"):
 
 
 class Host:
-    """A /sys and a /proc below a folder."""
+    """A /sys below a folder."""
 
     def __init__(self, folder):
         self.roots = Roots(folder / "proc", folder / "sys", folder / "dev")
@@ -97,21 +97,6 @@ class Host:
         for index, key in enumerate(keys):
             self.write(self.roots.sys / f"class/infiniband/{device}/ports/1/pkeys/{index}", key + "\n")
 
-    def add_network(self, *interfaces):
-        """Addresses of interfaces: ("eth0", "10.0.0.1/24")."""
-        routes, addresses = ["Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT"], []
-        routes.append("eth0 00000000 0100000A 0003 0 0 0 00000000 0 0 0")
-        for name, text in interfaces:
-            interface = ipaddress.ip_interface(text)
-            network = interface.network
-            if interface.version == 4:
-                words = [f"{int.from_bytes(a.packed, 'little'):08X}" for a in (network[0], network.netmask)]
-                routes.append(f"{name} {words[0]} 00000000 0001 0 0 0 {words[1]} 0 0 0")
-            else:
-                addresses.append(f"{int(interface.ip):032x} 02 {network.prefixlen:02x} 00 80 {name}")
-        self.write(self.roots.proc / "net/route", "\n".join(routes) + "\n")
-        self.write(self.roots.proc / "net/if_inet6", "".join(f"{line}\n" for line in addresses))
-
 
 def big_server(folder, host="n0", cluster=0):
     """8 GPUs and 8 NICs, in pairs below a switch, four pairs on each of two sockets. Returns (Host, ports, members)."""
@@ -127,5 +112,4 @@ def big_server(folder, host="n0", cluster=0):
         address = f"10.7.{pair}.{cluster + 1}"
         ports.append(port(f"mlx5_{pair}", gids=usual_table(address), sys=sys, numa=node, rate="400 Gb/sec (4X NDR)"))
         members.append(member(host, pci=gpu, cpus="0-31" if node == 0 else "32-63"))
-    made.add_network(*((f"eth{pair}", f"10.7.{pair}.{cluster + 1}/24") for pair in range(8)))
     return made, ports, members

@@ -7,7 +7,7 @@ import pytest
 from rdma_hosts import LINK_LOCAL, Host, big_server, gid, infiniband, member, port, table, usual_table
 
 from hetccl.config import Config
-from hetccl.net import nearness, nics
+from hetccl.net import interfaces, nearness, nics
 from hetccl.topology import format_cpulist
 
 
@@ -95,8 +95,8 @@ def test_a_port_without_the_named_gid_is_left_out(host):
     assert names(cards(found, host, ib_gid_index=3)) == ["mlx5_1:1"]
 
 
-def test_card(host):
-    host.add_network(("eth0", "10.0.0.1/20"), ("eth0", "fd00::1/96"), ("lo", "127.0.0.1/8"))
+def test_card(host, monkeypatch):
+    monkeypatch.setattr(interfaces, "subnets", lambda: {V4: 20, V6: 96, "127.0.0.1": 8})
     found = [port(gids=table((5, V4, "v2", "eth0"), (6, V6, "v2", "eth0"), (7, "10.1.0.1", "v2", "eth9")))]
     answers = cards(found, host)
     assert json.loads(json.dumps(answers)) == answers

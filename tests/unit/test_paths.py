@@ -1,5 +1,6 @@
 """Which way two ranks take to each other, and that both ends come to mirror images of it."""
 
+import ipaddress
 import random
 from collections import Counter
 from dataclasses import replace
@@ -15,7 +16,13 @@ PORT = 40000
 
 
 def tcp(*addresses):
-    return {"port": PORT, "addresses": [{"address": address} for address in addresses]}
+    """What a rank shows of its TCP addresses, given as "10.0.0.1/24"."""
+    entries = []
+    for text in addresses:
+        ip = ipaddress.ip_interface(text)
+        about = {"address": str(ip.ip), "prefix": ip.network.prefixlen, "family": f"IPv{ip.version}"}
+        entries.append({**about, "ifname": "eth0", "speed": None})
+    return {"port": PORT, "addresses": entries}
 
 
 def rail(device, address, number=1, **fields):
@@ -38,7 +45,7 @@ def rail(device, address, number=1, **fields):
     }
 
 
-def network(verbs="no RDMA device", address="192.168.0.1"):
+def network(verbs="no RDMA device", address="192.168.0.1/16"):
     return {"verbs": verbs, "tcp": tcp(address)}
 
 
@@ -97,7 +104,7 @@ def test_nothing_leads_there():
     assert (caught.value.rank, caught.value.peer) == (0, 1)
     said = str(caught.value)
     assert said.startswith("rank 0 cannot reach rank 1: shm: n0 and n1 are different hosts; verbs: ")
-    assert "no RDMA device" in said and said.endswith("tcp: no network interface is up")
+    assert "no RDMA device" in said and said.endswith("tcp: rank 0: no network interface is up")
 
 
 @pytest.mark.parametrize(
@@ -115,8 +122,35 @@ def test_nothing_that_is_allowed_leads_there(transport, words):
 
 def test_verbs_need_a_connection_to_begin_with():
     cards = [{"verbs": [rail("mlx5_0", "10.0.0.1")], "tcp": "no address"}, network([rail("mlx5_0", "10.0.0.2")])]
-    with pytest.raises(HetcclError, match="verbs: no TCP connection to exchange addresses by: no address"):
+    with pytest.raises(HetcclError, match="verbs: no TCP connection to exchange addresses by: rank 0: no address"):
         paths.choose(0, 1, [member("n0"), member("n1")], cards, Config())
+
+
+@pytest.mark.parametrize(
+    "mine, theirs, pairs",
+    [
+        (["10.1.0.1/24"], ["10.1.0.2/24"], [("10.1.0.1", "10.1.0.2")]),
+        (["fd00::1/64", "10.1.0.1/24"], ["10.1.0.2/24"], [("10.1.0.1", "10.1.0.2")]),
+        (["fe80::1/64"], ["fe80::2/64"], [("fe80::1%eth0", "fe80::2%eth0")]),
+        (["fd00::1/64"], ["fd00::2/64"], [("fd00::1", "fd00::2")]),
+    ],
+)
+def test_addresses_to_try(mine, theirs, pairs):
+    cards = [{"verbs": "no RDMA device", "tcp": tcp(*addresses)} for addresses in (mine, theirs)]
+    assert both_ways(cards).addresses == [(*pair, PORT) for pair in pairs]
+
+
+@pytest.mark.parametrize("mine, theirs", [("10.1.0.1/24", "fd00::1/64"), ("127.0.0.1/8", "127.0.0.1/8")])
+def test_addresses_that_lead_nowhere(mine, theirs):
+    cards = [{"verbs": "no RDMA device", "tcp": tcp(address)} for address in (mine, theirs)]
+    with pytest.raises(HetcclError, match="tcp: their addresses are of different families, or do not leave"):
+        paths.choose(0, 1, [member("n0"), member("n1")], cards, Config())
+
+
+def test_loopback_leads_to_the_same_host():
+    cards = [{"verbs": "no RDMA device", "tcp": tcp("127.0.0.1/8")}] * 2
+    path = both_ways(cards, [member("n0"), member("n0")], transport=("tcp",))
+    assert path.addresses == [("127.0.0.1", "127.0.0.1", PORT)]
 
 
 def test_two_rails_of_two_subnets():
@@ -210,7 +244,7 @@ def cluster(folder, nhosts):
         hosts += [(made, ports)] * len(ranks)
         members += ranks
     cards = [
-        network(nics.card(rank, members, Config(), ports, made.roots), f"192.168.0.{rank}")
+        network(nics.card(rank, members, Config(), ports, made.roots), f"192.168.0.{rank + 1}/16")
         for rank, (made, ports) in enumerate(hosts)
     ]
     return members, cards
@@ -263,7 +297,6 @@ ADDRESSES = [f"10.0.{net}.{host}" for net in range(3) for host in (1, 2)] + ["fd
 def random_host(chance, folder):
     """Cards of a host with up to four devices, with whatever GIDs."""
     made = Host(folder)
-    made.add_network(*((f"eth{net}", f"10.0.{net}.1/{chance.choice([16, 24])}") for net in range(2)))
     ports = []
     for index in range(chance.randrange(5)):
         if chance.random() < 0.2:
@@ -278,13 +311,17 @@ def random_host(chance, folder):
         return "no RDMA device"
     made.add_nodes("0-3", "4-7")
     members = [member(cpus=chance.choice(["0-3", "4-7", "0-7"])) for _ in range(4)]
-    return nics.card(chance.randrange(4), members, Config(), ports, made.roots)
+    cards = nics.card(chance.randrange(4), members, Config(), ports, made.roots)
+    for card in cards if isinstance(cards, list) else ():
+        if card["link_layer"] == "Ethernet":
+            card["prefix"] = chance.choice([None, 16, 24])
+    return cards
 
 
 @pytest.mark.parametrize("seed", range(300))
 def test_both_ends_agree(seed, tmp_path):
     chance = random.Random(seed)
-    cards = [network(random_host(chance, tmp_path / name), "192.168.0.1") for name in "ab"]
+    cards = [network(random_host(chance, tmp_path / name), "192.168.0.1/16") for name in "ab"]
     most = chance.randrange(1, 5)
     path = both_ways(cards, rails=most)
     assert len(path.rails) <= most
@@ -305,7 +342,7 @@ def test_random_hosts_are_of_all_kinds(tmp_path):
     kinds = Counter()
     for seed in range(300):
         chance = random.Random(seed)
-        cards = [network(random_host(chance, tmp_path / f"{seed}{name}"), "192.168.0.1") for name in "ab"]
+        cards = [network(random_host(chance, tmp_path / f"{seed}{name}"), "192.168.0.1/16") for name in "ab"]
         path = paths.choose(0, 1, [member("n0"), member("n1")], cards, Config())
         kinds[path.kind, len(path.rails)] += 1
     assert {("tcp", 0), ("verbs", 1), ("verbs", 2)} <= set(kinds)
