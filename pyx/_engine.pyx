@@ -60,7 +60,7 @@ cdef class Engine:
             # Nor may a peer take for a message what lies in their memory afterwards, or write there.
             self.board.leave()
             if self.network is not None:
-                self.network.leave()
+                self.network.close(0.0)
 
     def __dealloc__(self):
         if self.progress.poll != NULL and getpid() == self.owner_pid:

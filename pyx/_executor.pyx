@@ -18,7 +18,7 @@ from hetccl._board cimport Board
 from hetccl._calls cimport PROBE
 from hetccl._mailbox cimport MESSAGE_POSTED
 from hetccl._mutex cimport hetccl_mutex_give_way, hetccl_mutex_lock, hetccl_mutex_unlock
-from hetccl._progress cimport progress_enter, progress_leave, progress_needed, progress_stop
+from hetccl._progress cimport progress_enter, progress_leave, progress_listen, progress_needed, progress_stop
 from hetccl._reporter cimport has_failed
 from hetccl._shm cimport (
     HETCCL_AGAIN, HETCCL_MOVED, HETCCL_REASON_LEFT, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_ring,
@@ -325,9 +325,10 @@ cdef class Executor(Reporter):
             sched_yield()
         else:
             bell = hetccl_bell_arm(mine)
-            status = self.poll(work, done)
-            if status == HETCCL_AGAIN and not done[0]:
-                hetccl_bell_sleep(mine, bell, LOOK_NS)
+            if progress_listen(&self.progress):
+                status = self.poll(work, done)
+                if status == HETCCL_AGAIN and not done[0]:
+                    hetccl_bell_sleep(mine, bell, LOOK_NS)
             hetccl_bell_disarm(mine)
         return status
 

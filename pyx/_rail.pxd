@@ -21,6 +21,7 @@ cdef extern from "hetccl/rail.h" nogil:
         HETCCL_MEM_OF_ENGINE
         HETCCL_MEM_OF_USER
         HETCCL_WRITE_IMM
+        HETCCL_WRITE_LAZY
 
     ctypedef struct hetccl_rail_fault_t:
         int32_t kind

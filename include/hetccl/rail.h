@@ -52,7 +52,10 @@ typedef struct hetccl_mem {
  * known is registered (mr_cache.h). */
 enum hetccl_mem_owner { HETCCL_MEM_OF_ENGINE = 0, HETCCL_MEM_OF_USER = 1 };
 
-enum hetccl_write_flags { HETCCL_WRITE_IMM = 1 /* the peer is told `imm` once the bytes are in place */ };
+enum hetccl_write_flags {
+    HETCCL_WRITE_IMM = 1,  /* the peer is told `imm` once the bytes are in place */
+    HETCCL_WRITE_LAZY = 2, /* nobody waits for its completion, which may be told late; a hint */
+};
 
 /* One RDMA WRITE: up to two pieces of local memory to one place in the peer's. The pieces must stay as they are until
  * the write is completed (hetccl_rail_t.completed). */

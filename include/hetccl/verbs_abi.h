@@ -407,12 +407,14 @@ typedef struct hetccl_ibv_device_attr {
     uint32_t reserved2;
 } hetccl_ibv_device_attr_t;
 
+typedef union hetccl_ibv_async_element {
+    hetccl_ibv_cq_t *cq;
+    hetccl_ibv_qp_t *qp;
+    int32_t port_num;
+} hetccl_ibv_async_element_t;
+
 typedef struct hetccl_ibv_async_event {
-    union {
-        hetccl_ibv_cq_t *cq;
-        hetccl_ibv_qp_t *qp;
-        int32_t port_num;
-    } element;
+    hetccl_ibv_async_element_t element; /* by the type: which of them */
     int32_t event_type; /* enum hetccl_ibv_event_type */
 } hetccl_ibv_async_event_t;
 
