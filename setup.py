@@ -42,6 +42,7 @@ MODULES = [
     "_tcp",
     "_rail_trial",
     "_verbs_trial",
+    "_wire_peer",
     "_wire",
     "_calls",
     "_program",

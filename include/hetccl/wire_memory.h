@@ -208,15 +208,22 @@ static int hetccl_wire_post(hetccl_wire_peer_t *peer, int index, const hetccl_wr
     return 1;
 }
 
+/* Of the entry at a position of a ring of the mirror: a sender waits for room there, which takes completions; two of
+ * them in a round are soon enough. */
+static inline uint32_t hetccl_wire_hint(uint32_t position, uint32_t nentries) {
+    return position % (nentries / 2) == 0 ? 0 : HETCCL_WRITE_LAZY;
+}
+
 /* Whether the carrier would take a write now. */
 static inline int hetccl_wire_has_room(hetccl_wire_peer_t *peer) {
     hetccl_rail_t *rail = peer->rails[peer->carrier];
     return rail && rail->ops->room(rail) > 0;
 }
 
-/* Writes what the mirror has at `offset` to the same place of the peer's inbox; of 0 bytes, only tells imm. */
+/* Writes what the mirror has at `offset` to the same place of the peer's inbox; of 0 bytes, only tells imm. flags:
+ * HETCCL_WRITE_LAZY or 0. */
 static int hetccl_wire_post_mirror(hetccl_wire_peer_t *peer, size_t offset, size_t nbytes, uint32_t imm,
-                                   hetccl_wire_mark_t *mark_p) {
+                                   uint32_t flags, hetccl_wire_mark_t *mark_p) {
     hetccl_write_t write = {
         .ptr = {peer->mirror + offset},
         .nbytes = {nbytes},
@@ -224,7 +231,7 @@ static int hetccl_wire_post_mirror(hetccl_wire_peer_t *peer, size_t offset, size
         .remote_addr = peer->remote_address + offset,
         .rkey = peer->remote_rkey[peer->carrier],
         .imm = imm,
-        .flags = HETCCL_WRITE_IMM,
+        .flags = HETCCL_WRITE_IMM | flags,
     };
     return hetccl_wire_post(peer, peer->carrier, &write, mark_p);
 }

@@ -28,7 +28,7 @@ static int hetccl_wire_post_credit(hetccl_wire_peer_t *peer, int cls) {
     hetccl_wire_mark_t mark;
     uint32_t imm = HETCCL_IMM(HETCCL_IMM_CREDIT, cls, 1, 0, receiver->cells_emptied);
     if (!hetccl_wire_may_send(peer) || !hetccl_wire_has_room(peer)) return 0;
-    if (!hetccl_wire_post_mirror(peer, 0, 0, imm, &mark)) return 0;
+    if (!hetccl_wire_post_mirror(peer, 0, 0, imm, HETCCL_WRITE_LAZY, &mark)) return 0;
     receiver->cells_told = receiver->cells_emptied;
     receiver->credit_again = 0;
     peer->tables->counters.credits += 1;
@@ -135,7 +135,11 @@ static int hetccl_wire_post_cts(hetccl_wire_peer_t *peer, int cls) {
         uint32_t position = receiver->cts_posted, index = position % HETCCL_WIRE_CTS_MAX;
         size_t offset = hetccl_wire_cts_at(cls) + index * sizeof(hetccl_wire_cts_t);
         uint32_t imm = HETCCL_IMM(HETCCL_IMM_CTS, cls, 1, 0, position);
-        if (!hetccl_wire_post_mirror(peer, offset, sizeof(hetccl_wire_cts_t), imm, &receiver->cts_marks[index])) break;
+        uint32_t hint = hetccl_wire_hint(position, HETCCL_WIRE_CTS_MAX);
+        if (!hetccl_wire_post_mirror(peer, offset, sizeof(hetccl_wire_cts_t), imm, hint,
+                                     &receiver->cts_marks[index])) {
+            break;
+        }
         receiver->cts_posted += 1;
         peer->tables->counters.cts += 1;
     }

@@ -38,7 +38,8 @@ static int hetccl_wire_post_cells(hetccl_wire_peer_t *peer, int cls) {
         int eager = header->kind == HETCCL_WIRE_EAGER;
         size_t begin = hetccl_wire_payload_at(shape, eager ? header->nbytes : 0);
         uint32_t imm = HETCCL_IMM(HETCCL_IMM_CELL, cls, 1, 0, position);
-        if (!hetccl_wire_post_mirror(peer, offset + begin, shape->cell_bytes - begin, imm,
+        uint32_t hint = hetccl_wire_hint(position, shape->ncells);
+        if (!hetccl_wire_post_mirror(peer, offset + begin, shape->cell_bytes - begin, imm, hint,
                                      hetccl_wire_cell_mark(peer, cls, position))) {
             break;
         }
