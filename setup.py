@@ -13,7 +13,6 @@ MODULES = [
     "_dl",
     "_verbs_errors",
     "_verbs",
-    "_queue_pair",
     "_runtime",
     "_cuda",
     "_hip",

@@ -41,8 +41,8 @@ typedef struct hetccl_mr {
     struct hetccl_mr *older, *newer; /* of the cache, by last use */
     size_t nbytes;
     int users;
-    uint64_t buffer_id; /* of a device's allocation, with its base: an address alone may be another allocation's */
-    void *base;
+    uint64_t buffer_id; /* of a device's allocation, 0: its runtime has none; an address alone may be another's */
+    void *base;         /* of a device's allocation; NULL: host memory */
 } hetccl_mr_t;
 
 /* The process's noted ranges. */
@@ -208,6 +208,12 @@ static inline void hetccl_mr_enter(hetccl_mr_t *mr, hetccl_mr_t **list, hetccl_i
     mr->cache->nbytes += mr->nbytes;
 }
 
+static inline hetccl_mr_t *hetccl_mr_of(const hetccl_mr_range_t *range, const hetccl_mr_cache_t *cache) {
+    hetccl_mr_t *mr = range->mrs;
+    while (mr != NULL && mr->cache != cache) mr = mr->next;
+    return mr;
+}
+
 static inline hetccl_mr_t *hetccl_mr_new(hetccl_mr_cache_t *cache, hetccl_mr_range_t *range) {
     int error = 0;
     if (!hetccl_mr_make_room(cache, range->nbytes)) return NULL;
@@ -231,8 +237,7 @@ static inline int hetccl_mr_get_noted(hetccl_mr_cache_t *cache, void *ptr, size_
         hetccl_mr_tell(cache, HETCCL_MR_FORK, 0, nbytes);
         return HETCCL_AGAIN;
     }
-    hetccl_mr_t *mr = range->mrs;
-    while (mr != NULL && mr->cache != cache) mr = mr->next;
+    hetccl_mr_t *mr = hetccl_mr_of(range, cache);
     if (mr == NULL) mr = hetccl_mr_new(cache, range);
     if (mr == NULL || mr->verbs == NULL) return HETCCL_AGAIN;
     hetccl_mr_unlink(mr);
@@ -261,7 +266,11 @@ static inline void hetccl_mr_let_go(hetccl_mem_t *mem) {
         hetccl_mr_dereg(mr->cache, mr->verbs);
         mr->verbs = NULL;
     }
-    if (mr->verbs == NULL && mr->users == 0) free(mr);
+    if (mr->users > 0) return;
+    if (mr->verbs == NULL)
+        free(mr);
+    else if (mr->base != NULL && mr->buffer_id == 0) /* it could not be told from the next one at that address */
+        hetccl_mr_drop(mr);
 }
 
 /* No write that uses the keys is under way any more. Takes the lock. */
@@ -326,8 +335,7 @@ static inline void hetccl_mr_cache_open(hetccl_mr_cache_t *cache, hetccl_mr_note
 static inline void hetccl_mr_cache_close(hetccl_mr_cache_t *cache) {
     hetccl_mr_notes_t *notes = cache->notes;
     for (size_t i = 0; i < notes->ranges.count; i++) {
-        hetccl_mr_t *mr = notes->ranges.at[i]->mrs;
-        while (mr != NULL && mr->cache != cache) mr = mr->next;
+        hetccl_mr_t *mr = hetccl_mr_of(notes->ranges.at[i], cache);
         if (mr != NULL) hetccl_mr_drop(mr);
     }
     while (cache->devices != NULL) hetccl_mr_drop(cache->devices);
