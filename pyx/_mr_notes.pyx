@@ -99,6 +99,9 @@ cdef Note note_of(object obj, void* ptr, size_t nbytes):
     owner = owner_of(obj)
     if owner is None or not memory_of(owner, &base, &length) or <uintptr_t>ptr < base or \
             <uintptr_t>ptr + nbytes > base + length:
+        note = notes_of_owners.get(id(obj))
+        if note is not None:
+            note.forget()
         drop_untrue(<uintptr_t>ptr, nbytes)
         return None
     note = notes_of_owners.get(id(owner))
