@@ -8,9 +8,9 @@ from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
 from hetccl._mr_cache cimport (
-    MrCache, hetccl_mr_cache_get, hetccl_mr_cache_put, hetccl_mr_cache_t, notes_report, process_notes,
+    MrCache, hetccl_mr_cache_get, hetccl_mr_cache_put, hetccl_mr_cache_t, hetccl_mr_range_t, notes_report, process_notes,
 )
-from hetccl._mr_notes cimport Note, buffer_note, register_begin, register_end
+from hetccl._mr_notes cimport buffer_note, register_begin, register_end
 from hetccl._rail cimport HETCCL_MEM_OF_ENGINE, HETCCL_MEM_OF_USER, hetccl_mem_t
 from hetccl._shm cimport HETCCL_DONE
 from hetccl._verbs cimport hetccl_ibv_pd_t, hetccl_verbs_t
@@ -73,16 +73,16 @@ cdef class Cache(MrCache):
 cdef class Registered:
     """Memory of a user's that is registered until end()."""
 
-    cdef Note note
+    cdef hetccl_mr_range_t* range
     cdef object obj
     cdef readonly int ndevices
 
     def __init__(self, obj, size_t ptr, size_t nbytes):
         self.obj = obj
-        self.note = register_begin(obj, <void*>ptr, nbytes, &self.ndevices)
+        self.range = register_begin(obj, <void*>ptr, nbytes, &self.ndevices)
 
     def end(self):
-        register_end(self.note)
+        register_end(self.range)
 
 
 def note(obj, size_t ptr, size_t nbytes):
