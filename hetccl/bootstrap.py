@@ -68,6 +68,7 @@ class Membership:
     board   : _board.Board of all ranks        network : hetccl.net.network.Network to other hosts, or None
     settings: config.Config as read when the Comm was built
     crowded : whether this host has more ranks than cores that they may use
+    note_bytes : host buffers from here on may be registered with RDMA devices; 0: none may
     """
 
     mpi: MPI.Intracomm
@@ -82,6 +83,7 @@ class Membership:
     any_source: int = MPI.ANY_SOURCE
     any_tag: int = MPI.ANY_TAG
     proc_null: int = MPI.PROC_NULL
+    note_bytes: int = 0
 
     def plans(self, collective, root, in_place, uneven):
         """The collective's plans by message size: [(largest bytes or None, hetccl.plan.Plan)].
