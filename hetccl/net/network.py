@@ -62,11 +62,11 @@ class Network:
         size, settings = len(self.members), self.settings
         far = [peer for peer in range(size) if peer not in self.near]
         self.paths = {peer: paths.choose(self.rank, peer, self.members, cards, settings) for peer in far}
-        self.wire = _wire.Wire(self.rank, size, CELLS, self.cell_bytes)
+        hosts = [member.host for member in self.members]
+        self.wire = _wire.Wire(self.rank, size, CELLS, self.cell_bytes, hosts)
         routes = {peer: self._route(path, cards[peer]) for peer, path in self.paths.items()}
         for port in self.ports.values():
             self.wire.add_port(port)
-        hosts = [member.host for member in self.members]
         self.group = connector.Group(
             self.secret,
             self.rank,
