@@ -245,7 +245,6 @@ cdef class Device:
     cdef Verbs verbs
     cdef hetccl_ibv_context_t* context   # NULL once closed
     cdef readonly str name
-    cdef int nlive                       # objects that were made of it and are not closed
 
     # The context, or ValueError if it is closed.
     cdef hetccl_ibv_context_t* opened(self) except NULL

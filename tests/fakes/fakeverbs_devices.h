@@ -59,7 +59,7 @@ static void port_begin(device_t *device) {
 static void device_begin(const char *name) {
     if (ndevices == DEVICES_MAX) abort();
     device_t *device = &devices[ndevices++];
-    *device = (device_t){.max_qp = QPS_MAX, .max_cqe = 1 << 20, .max_qp_wr = ARRIVED_MAX};
+    *device = (device_t){.max_qp = QPS_MAX, .max_cqe = 32767, .max_qp_wr = ARRIVED_MAX};
     device->public.node_type = HETCCL_IBV_NODE_CA;
     snprintf(device->public.name, sizeof device->public.name, "%s", name);
     snprintf(device->public.dev_name, sizeof device->public.dev_name, "uverbs%d", ndevices - 1);
