@@ -12,6 +12,7 @@ from fake_verbs import ROOT, needs_compiler, run
 from hetccl import _verbs_errors
 
 FE80, IPV4, ULA = "fe80" + 20 * "0" + "fffe0001", 20 * "0" + "ffff0a630001", "fd99" + 27 * "0" + "1"
+STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER", "state 6")
 LIST = "problems = []; print(json.dumps([_verbs.devices(problems=problems), problems, live()]))"
 NOTHING = {"context": 0, "pd": 0, "mr": 0, "channel": 0, "cq": 0, "qp": 0}
 
@@ -67,9 +68,7 @@ def test_infiniband_with_two_ports_one_down():
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    "state, text", list(enumerate(("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER", "state 6")))
-)
+@pytest.mark.parametrize("state, text", list(enumerate(STATES)))
 def test_states_by_name(state, text):
     assert listed(f"device=x state={state}")[0][0]["state"] == text
 
