@@ -84,6 +84,11 @@ class Network:
             ranks = [peer for peer, path in self.paths.items() if path.kind == kind]
             log.debug("rank %d reaches ranks %s by %s", self.rank, ranks, kind)
 
+    @property
+    def note_bytes(self):
+        """Host buffers from here on may be registered with RDMA devices; 0: there are none in use."""
+        return self.cell_bytes if any(path.kind == "verbs" for path in self.paths.values()) else 0
+
     def _route(self, path, card):
         """The path with ports and the peer's rail cards in the place of their indices."""
         if path.kind == "tcp":
