@@ -100,6 +100,8 @@ typedef struct hetccl_rail_ops {
      * is read or written; what came in whole before has been told by on_imm(), or is as if it had not come. Once is
      * enough; not from within on_imm(). */
     void (*stop)(hetccl_rail_t *rail);
+    /* Whether writes that it has taken need poll() to leave this host; NULL: never. */
+    int (*unsent)(hetccl_rail_t *rail);
 } hetccl_rail_ops_t;
 
 /* What a communicator polls for its rails: one port for each RDMA device, one for all TCP connections. */

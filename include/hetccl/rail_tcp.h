@@ -24,6 +24,10 @@ static int hetccl_tcp_write(hetccl_rail_t *base, const hetccl_write_t *write) {
 
 static int hetccl_tcp_room(hetccl_rail_t *base) { return HETCCL_TCP_DEPTH - (int)(base->posted - base->completed); }
 
+static int hetccl_tcp_unsent(hetccl_rail_t *base) {
+    return base->state == HETCCL_RAIL_UP && hetccl_tcp_gone((hetccl_tcp_rail_t *)base) < base->posted;
+}
+
 static const hetccl_rail_ops_t hetccl_tcp_rail_ops = {
     .name = "tcp",
     .max_write = HETCCL_TCP_MAX_WRITE,
@@ -31,6 +35,7 @@ static const hetccl_rail_ops_t hetccl_tcp_rail_ops = {
     .room = hetccl_tcp_room,
     .reg = hetccl_tcp_reg,
     .dereg = hetccl_tcp_dereg,
+    .unsent = hetccl_tcp_unsent,
 };
 
 /* Sends an acknowledgement that is due, over the first connection that can take it. */
