@@ -101,7 +101,6 @@ cdef extern from "hetccl/wire_link.h" nogil:
     void hetccl_wire_want(hetccl_wire_peer_t* peer)
     int hetccl_wire_peer_poll(hetccl_wire_peer_t* peer)
     bint hetccl_wire_peer_is_idle(hetccl_wire_peer_t* peer)
-    bint hetccl_wire_peer_is_busy(hetccl_wire_peer_t* peer)
     void hetccl_wire_peer_close_rail(hetccl_wire_peer_t* peer, int rail, hetccl_wire_arrived_t* arrived_p)
     int hetccl_wire_peer_resume(hetccl_wire_peer_t* peer, int rail, const hetccl_wire_arrived_t* got)
     void hetccl_wire_peer_end(hetccl_wire_peer_t* peer, int state)

@@ -14,8 +14,8 @@ from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_open, hetccl_mutex_un
 from hetccl._rail cimport HETCCL_ENETWORK
 from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_EPEER, HETCCL_MOVED
 from hetccl._wire_peer cimport (
-    HETCCL_WIRE_FAILED, HETCCL_WIRE_LOST, hetccl_wire_peer_close, hetccl_wire_peer_init, hetccl_wire_peer_is_busy,
-    hetccl_wire_peer_is_idle, hetccl_wire_peer_poll, hetccl_wire_peer_quiet, hetccl_wire_wake, hetccl_wire_want,
+    HETCCL_WIRE_FAILED, HETCCL_WIRE_LOST, hetccl_wire_peer_close, hetccl_wire_peer_init, hetccl_wire_peer_is_idle,
+    hetccl_wire_peer_poll, hetccl_wire_peer_quiet, hetccl_wire_wake, hetccl_wire_want,
 )
 
 cdef extern from "<unistd.h>" nogil:
@@ -127,6 +127,13 @@ cdef class Polled:
             return HETCCL_EPEER
         return HETCCL_ENETWORK if self.peers[peer].state == HETCCL_WIRE_FAILED else 0
 
+    cdef bint is_busy(self) noexcept nogil:
+        cdef int i
+        for i in range(self.watch.nports):
+            if self.watch.ports[i].unsent:
+                return self.nlive > 0
+        return False
+
     cdef void quiet(self) noexcept nogil:
         cdef int i
         for i in range(self.nlive):
@@ -169,13 +176,6 @@ cdef class Polled:
             if not hetccl_wire_peer_is_idle(&self.peers[self.live[i]]):
                 return False
         return True
-
-    cdef bint is_busy(self) noexcept nogil:
-        cdef int i
-        for i in range(self.nlive):
-            if hetccl_wire_peer_is_busy(&self.peers[self.live[i]]):
-                return True
-        return False
 
     cdef void give_back(self) noexcept nogil:
         """Everything of C's: the thread, then rails' registrations and peers' memory. Nobody polls any more."""

@@ -100,8 +100,6 @@ typedef struct hetccl_rail_ops {
      * is read or written; what came in whole before has been told by on_imm(), or is as if it had not come. Once is
      * enough; not from within on_imm(). */
     void (*stop)(hetccl_rail_t *rail);
-    /* Whether writes that it has taken need poll() to leave this host; NULL: never. */
-    int (*unsent)(hetccl_rail_t *rail);
 } hetccl_rail_ops_t;
 
 /* What a communicator polls for its rails: one port for each RDMA device, one for all TCP connections. */
@@ -111,7 +109,8 @@ typedef struct hetccl_port {
     /* Before a sleep: from now on `fd` becomes readable when there is something to poll. MOVED: poll first, something
      * may have come meanwhile; DONE: armed. */
     int (*arm)(struct hetccl_port *port);
-    int fd; /* for epoll; it stays the same for the port's life */
+    int fd;     /* for epoll; it stays the same for the port's life */
+    int unsent; /* not 0: writes that were taken are still here, and leave only while poll() is called */
 } hetccl_port_t;
 
 #endif

@@ -153,19 +153,4 @@ static int hetccl_wire_peer_is_idle(hetccl_wire_peer_t *peer) {
     return hetccl_wire_may_send(peer);
 }
 
-/* Whether something that was sent leaves this host only when it is polled. */
-static int hetccl_wire_peer_is_busy(hetccl_wire_peer_t *peer) {
-    if (peer->state != HETCCL_WIRE_UP) return 0;
-    for (int cls = 0; cls < HETCCL_WIRE_CLASSES; cls++) {
-        const hetccl_wire_receiver_t *receiver = hetccl_wire_receiver(peer, cls);
-        if (hetccl_wire_sender(peer, cls)->cells_posted != hetccl_wire_sender(peer, cls)->cells_filled) return 1;
-        if (receiver->cts_posted != receiver->cts_filled) return 1;
-    }
-    for (int i = 0; i < peer->nrails; i++) {
-        hetccl_rail_t *rail = peer->rails[i];
-        if (rail && rail->ops->unsent && rail->ops->unsent(rail)) return 1;
-    }
-    return 0;
-}
-
 #endif
