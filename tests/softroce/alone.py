@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 
 from hetccl import _verbs
-from hetccl._rail_trial import Trial
+from hetccl._verbs_trial import Trial
 from hetccl._rdma import RdmaPort
 
 LIMIT_S = 100
