@@ -192,7 +192,18 @@ def join(comm):
     log.debug("Comm of %d ranks, islands %s", comm.size, [(island.label, island.ranks) for island in islands])
     here = [other for other in members if other.shares_memory(member)]
     crowded = len(here) > len(frozenset().union(*(other.cores for other in here)))
-    return Membership(comm, comm.rank, comm.size, members, islands, board, network, settings, crowded)
+    return Membership(
+        comm,
+        comm.rank,
+        comm.size,
+        members,
+        islands,
+        board,
+        network,
+        settings,
+        crowded,
+        note_bytes=0 if network is None else network.note_bytes,
+    )
 
 
 def check_communicator(comm):
