@@ -43,6 +43,8 @@ MODULES = [
     "_rail_trial",
     "_verbs_trial",
     "_wire_peer",
+    "_wire_record",
+    "_wire_poll",
     "_wire",
     "_calls",
     "_program",

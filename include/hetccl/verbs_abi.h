@@ -400,7 +400,7 @@ typedef struct hetccl_ibv_device_attr {
     int32_t max_qp_rd_atom;
     int32_t reserved0[2];
     int32_t max_qp_init_rd_atom;
-    int32_t reserved1[15];
+    int32_t reserved1[16];
     uint16_t max_pkeys;
     uint8_t local_ca_ack_delay;
     uint8_t phys_port_cnt;
