@@ -66,7 +66,7 @@ def _connect(gather, rank, members, near, secret, settings):
                 fd = _shm.create(len(near), secret, settings.ring_bytes)
                 path = f"/proc/{os.getpid()}/fd/{fd}"
             if len(near) < len(members):
-                network = networks.open_network(rank, members, near, secret, settings)
+                network = networks.Network(rank, members, near, secret, settings)
         except TROUBLES as error:
             trouble = _text(error)
         offers = [_Offer(*offer) for offer in gather((trouble, path, network and network.card))]

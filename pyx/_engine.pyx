@@ -17,7 +17,8 @@ from hetccl._shm cimport (
     COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_MOVED, HETCCL_REASON_DEAD,
     HETCCL_REASON_LEFT, HETCCL_REASON_NETWORK, POINT_TO_POINT, hetccl_bell_ring, hetccl_shm_transport,
 )
-from hetccl._wire cimport hetccl_wire_transport
+from hetccl._wire_peer cimport hetccl_wire_transport
+from hetccl._wire_poll cimport wire_listen
 
 cdef extern from "<unistd.h>":
     int getpid() noexcept nogil
@@ -52,6 +53,7 @@ cdef class Engine:
         progress_open(&self.progress, poll_for_thread, <void*>self, self.mine)
         if self.wire is not None:
             self.wire.adopt(&self.progress.mutex, self.mine)
+            self.progress.listen, self.progress.network = wire_listen, <void*>self.wire
 
     def __del__(self):
         # Before the collector of cycles takes requests apart that the thread still works on.
@@ -60,11 +62,13 @@ cdef class Engine:
             # Nor may a peer take for a message what lies in their memory afterwards, or write there.
             self.board.leave()
             if self.network is not None:
-                self.network.leave()
+                self.network.close(0.0)
 
     def __dealloc__(self):
         if self.progress.poll != NULL and getpid() == self.owner_pid:
             progress_stop(&self.progress)
+            if self.wire is not None:
+                self.wire.disown()
             progress_close(&self.progress)
         row_close(&self.row)
         free(self.links)
@@ -128,8 +132,12 @@ cdef class Engine:
     cdef void break_off(self, int reason, int culprit) noexcept nogil:
         """Break the communicator for all ranks: the peers hold half of what is under way. Under the mutex."""
         self.broken = True
-        # Their owners may go away from now on.
+        # Their owners, and the memory that the peers write to, may go away from now on.
+        if self.wire is not None:
+            self.wire.quiet()
         self.row.head = NULL
+        if self.wire is not None:
+            self.wire.quiet()
         self.mailbox.end(ANY, HETCCL_EBROKEN)
         self.board.raise_fault(reason, culprit)
 
@@ -191,7 +199,9 @@ cdef class Engine:
         return status
 
     cdef bint has_work(self) noexcept nogil:
-        return self.row.head != NULL or self.mailbox.npending > 0 or self.mailbox.nbusy > 0
+        if self.row.head != NULL or self.mailbox.npending > 0 or self.mailbox.nbusy > 0:
+            return True
+        return self.wire is not None and self.wire.is_busy()
 
 
 cdef int poll_for_thread(void* context) noexcept nogil:

@@ -18,7 +18,7 @@ from hetccl._board cimport Board
 from hetccl._calls cimport PROBE
 from hetccl._mailbox cimport MESSAGE_POSTED
 from hetccl._mutex cimport hetccl_mutex_give_way, hetccl_mutex_lock, hetccl_mutex_unlock
-from hetccl._progress cimport progress_enter, progress_leave, progress_needed, progress_stop
+from hetccl._progress cimport progress_enter, progress_leave, progress_listen, progress_needed, progress_stop
 from hetccl._reporter cimport has_failed
 from hetccl._shm cimport (
     HETCCL_AGAIN, HETCCL_MOVED, HETCCL_REASON_LEFT, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_ring,
@@ -176,6 +176,7 @@ cdef class Executor(Reporter):
         self.poll_in_passing(work, &done)
         if done:
             self.conclude(work)
+            self.await_flow()
         return done
 
     cdef int detach(self) except -1:
@@ -218,7 +219,11 @@ cdef class Executor(Reporter):
         finally:
             progress_leave(&self.progress, self.has_work())
             self.leave(&visit)
-        return 0
+        return self.await_flow()
+
+    cdef int await_flow(self) except -1:
+        """Let the thread see to it that what has been sent leaves this host, if it has not."""
+        return progress_needed(&self.progress) if self.wire is not None and self.wire.is_busy() else 0
 
     cdef bint probe(self, int source, int64_t tag, Probed* probed, Message* taken) except -1:
         """Look for a message; taken: bind it to this receive, or NULL."""
@@ -325,9 +330,10 @@ cdef class Executor(Reporter):
             sched_yield()
         else:
             bell = hetccl_bell_arm(mine)
-            status = self.poll(work, done)
-            if status == HETCCL_AGAIN and not done[0]:
-                hetccl_bell_sleep(mine, bell, LOOK_NS)
+            if progress_listen(&self.progress):
+                status = self.poll(work, done)
+                if status == HETCCL_AGAIN and not done[0]:
+                    hetccl_bell_sleep(mine, bell, LOOK_NS)
             hetccl_bell_disarm(mine)
         return status
 

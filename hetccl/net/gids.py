@@ -16,23 +16,27 @@ IB, ROCE_V1, ROCE_V2 = "IB", "RoCE v1", "RoCE v2"
 # RoCE v1 is a protocol of its own beside IP, which switches and NICs neglect: last.
 SAME_SUBNET, ROUTED, ROCE_V1_SUBNET = range(3)
 
-# What InfiniBand ports have until their subnet manager gives them a prefix, on every fabric: 10 bits of it make an
-# IPv6 address link-local. Source: InfiniBand Architecture Specification, volume 1, 4.1.1.
+INFINIBAND_PREFIX = 64  # bits of a GID that name its InfiniBand subnet
+# What InfiniBand ports have until their subnet manager gives them a prefix, on every fabric.
+# Source: InfiniBand Architecture Specification, volume 1, 4.1.1.
 _DEFAULT_PREFIX = 0xFE80 << 48
-_PREFIX_SHIFT = 64
 # Bits of the network in an address whose netmask is not known: they decide no more than which pairs come first.
 _GUESSED = {4: 24, 6: 64}
 
 
 class Address(NamedTuple):
-    """A GID as a number. version : 4 | 6, of the IP address in it; scope : "routable" | "link-local" | "loopback"."""
+    """A GID as a number.
+
+    version : 4 | 6, of the IP address in it
+    scope   : "routable" | "link-local" | "loopback" | "unspecified", which no host has as its own
+    """
 
     value: int
     version: int
     scope: str
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 14)
 def parse(gid):
     """The Address in a GID. gid : str, 32 hexadecimal digits. Raises ValueError."""
     value = int.from_bytes(bytes.fromhex(gid), "big")
@@ -40,8 +44,21 @@ def parse(gid):
         raise ValueError(f"gid: expected 32 hexadecimal digits, got {gid!r}")
     ip = ipaddress.IPv6Address(value)
     inner = ip.ipv4_mapped or ip
-    scope = "loopback" if inner.is_loopback else "link-local" if inner.is_link_local else "routable"
-    return Address(int(inner), inner.version, scope)
+    return Address(int(inner), inner.version, _scope(inner))
+
+
+def _scope(ip):
+    if ip.is_unspecified or ip.is_multicast:
+        return "unspecified"
+    if ip.is_loopback:
+        return "loopback"
+    return "link-local" if ip.is_link_local else "routable"
+
+
+def inner(gid):
+    """The IP address in a RoCE port's GID, as text: "10.0.0.1", "fd00::1"."""
+    ip = ipaddress.IPv6Address(bytes.fromhex(gid))
+    return str(ip.ipv4_mapped or ip)
 
 
 def text(gid):
@@ -68,8 +85,8 @@ def meet(mine, theirs):
     if a.scope != b.scope:
         one, other = sorted((a.scope, b.scope))
         return f"one GID is {one}, the other {other}"
-    if a.scope == "loopback":
-        return SAME_SUBNET if a == b else "loopback GIDs reach their own port only"
+    if a.scope in ("loopback", "unspecified"):
+        return SAME_SUBNET if a == b else f"a GID that is {a.scope} reaches its own port only"
     near = a.scope == "link-local" or _same_subnet(a, mine["prefix"], b, theirs["prefix"])
     if mine["gid_type"] == ROCE_V1:
         return ROCE_V1_SUBNET if near else "RoCE v1 does not leave its subnet"

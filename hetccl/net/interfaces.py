@@ -44,6 +44,12 @@ def addresses(settings):
     return [entry for entry in found if _remoteness(entry) == least]
 
 
+def subnets():
+    """{address of this host: bits of it that are its subnet's}, of all interfaces that are up."""
+    up = {index: name for index, (name, is_up) in _links().items() if is_up}
+    return {entry["address"]: entry["prefix"] for entry in _assigned(up)}
+
+
 def order(mine, theirs, source=None):
     """The pairs of addresses to try for a connection, best first.
 

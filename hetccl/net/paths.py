@@ -1,18 +1,27 @@
 """Which way two ranks take to each other: shared memory, verbs or tcp, over which rails and addresses.
 
 A function of what all ranks know once the communicator is built (members, cards, settings), so that both ends of a
-pair come to mirror images of one result without a message.
+pair come to mirror images of one result without a message. Only the order of the addresses follows each host's routes.
 """
 
+import ipaddress
 from typing import NamedTuple
 
+from hetccl import config
 from hetccl.errors import HetcclError
-from hetccl.net import gids
+from hetccl.net import gids, interfaces
 
 # Best first.
 KINDS = ("shm", "verbs", "tcp")
 # A rail of less than this part of the fastest one's speed would hold up the others: pieces are of equal size.
 SLOWEST_PART = 0.5
+
+# {transports: the settings that mean nothing without one of them}
+_NEEDED_BY = {
+    ("verbs",): [name for name in config.Config.__dataclass_fields__ if name.startswith("ib_")],
+    ("tcp",): ["tcp_connections"],
+    ("verbs", "tcp"): ["socket_ifname"],
+}
 
 
 class Path(NamedTuple):
@@ -20,7 +29,7 @@ class Path(NamedTuple):
 
     kind      : "shm" | "verbs" | "tcp"
     rails     : [(index of my rail card, index of theirs)], in the pair's common order; verbs only
-    addresses : [(my address or None, their address, their port)] to try for TCP connections, best first; not for shm
+    addresses : [(my address, their address, their port)] to try for TCP connections, best first; not for shm
     reasons   : {kind: why it was not taken} of the kinds that would have come first
     """
 
@@ -30,12 +39,29 @@ class Path(NamedTuple):
     reasons: dict
 
 
+def check(settings):
+    """Refuse settings that contradict each other. settings : config.Config. Raises ValueError, a line for each."""
+    allowed = settings.transport or KINDS
+    transport = f"HETCCL_TRANSPORT={','.join(allowed)}"
+    problems = []
+    for kinds, names in _NEEDED_BY.items():
+        if not set(kinds) & set(allowed):
+            problems += [
+                f"HETCCL_{name.upper()} is set, but {transport} rules out {' and '.join(kinds)}: unset one of them"
+                for name in names
+                if getattr(settings, name) != getattr(config.Config(), name)
+            ]
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
 def choose(rank, peer, members, cards, settings):
     """The way from `rank` to `peer`: the mirror image of the way back.
 
     members : hetccl.topology.Member of every rank
-    cards   : of every rank {"verbs": rail cards, see hetccl.net.nics, "tcp": {"port": int, "addresses": list}}, with
-              the reason, a str, in the place of what a rank does not have; of ranks that share memory not looked at
+    cards   : of every rank {"verbs": rail cards, see hetccl.net.nics, "tcp": {"port": int, "addresses": as
+              hetccl.net.interfaces.addresses() gives them}}, with the reason, a str, in the place of what a rank does
+              not have; of ranks that share memory not looked at
     Returns : Path
     Raises  : HetcclError, with the reason against each kind
     """
@@ -43,9 +69,9 @@ def choose(rank, peer, members, cards, settings):
     reasons = {kind: "not in HETCCL_TRANSPORT" for kind in KINDS if kind not in allowed}
     if "shm" in allowed:
         if members[rank].shares_memory(members[peer]):
-            return Path("shm", [], [], reasons)
+            return Path("shm", [], [], {})
         reasons["shm"] = _why_no_shm(members[rank], members[peer])
-    addresses, why_unheard = _addresses(cards[rank]["tcp"], cards[peer]["tcp"])
+    addresses, why_unheard = _addresses(rank, peer, members, cards)
     if "verbs" in allowed:
         rails, reasons["verbs"] = _rails(rank, peer, cards, settings.rails)
         if rails and addresses:
@@ -126,21 +152,35 @@ def _match(pairs, low, high, most):
 
 def _rails(rank, peer, cards, most):
     """([(my index, their index)], "") or ([], why not)."""
-    ends = sorted((rank, peer))
-    low, high = (cards[end]["verbs"] for end in ends)
-    missing = [f"rank {end}: {card}" for end, card in zip(ends, (low, high)) if isinstance(card, str)]
+    low, high = (cards[end]["verbs"] for end in sorted((rank, peer)))
+    missing = _missing("verbs", rank, peer, cards)
     if missing:
-        return [], "; ".join(missing)
+        return [], missing
     pairs, why = pair_up(low, high, most)
     return ([(i, j) if rank < peer else (j, i) for i, j in pairs]), why
 
 
-def _addresses(mine, theirs):
-    """([(my address or None, their address, their port)], "") or ([], why there is none)."""
-    missing = [card for card in (mine, theirs) if isinstance(card, str)]
+def _addresses(rank, peer, members, cards):
+    """([(my address, their address, their port)], "") or ([], why there is none). The kernel here tells its routes."""
+    mine, theirs = cards[rank]["tcp"], cards[peer]["tcp"]
+    missing = _missing("tcp", rank, peer, cards)
     if missing:
-        return [], "; ".join(missing)
-    return [(None, address["address"], theirs["port"]) for address in theirs["addresses"]], ""
+        return [], missing
+    pairs = interfaces.order(mine["addresses"], theirs["addresses"])
+    if members[rank].host != members[peer].host:
+        # Every host has the same loopback addresses, and they lead to itself.
+        pairs = [pair for pair in pairs if not ipaddress.ip_address(pair[1].partition("%")[0]).is_loopback]
+    why = "their addresses are of different families, or do not leave their hosts"
+    return [(*pair, theirs["port"]) for pair in pairs], "" if pairs else why
+
+
+def _missing(kind, rank, peer, cards):
+    """Which of the two lacks a card of a kind, and why; "" if neither does."""
+    whys = {}
+    for end in sorted((rank, peer)):
+        if isinstance(cards[end][kind], str):
+            whys.setdefault(cards[end][kind], []).append(str(end))
+    return "; ".join(f"rank{'s' * (len(ends) > 1)} {' and '.join(ends)}: {why}" for why, ends in whys.items())
 
 
 def _before(kind, reasons):

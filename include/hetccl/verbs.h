@@ -5,6 +5,7 @@
 #define HETCCL_VERBS_H
 
 #include <errno.h>
+#include <sys/types.h>
 
 #include "hetccl/verbs_abi.h"
 
@@ -26,8 +27,8 @@
       (hetccl_ibv_context_t *context, uint8_t port, hetccl_ibv_port_attr_t *attr))                                    \
     X(int, query_gid, ibv_query_gid, "IBVERBS_1.1", 1,                                                                \
       (hetccl_ibv_context_t *context, uint8_t port, int index, hetccl_ibv_gid_t *gid))                                \
-    X(int, query_gid_ex, _ibv_query_gid_ex, "IBVERBS_1.11", 0,                                                        \
-      (hetccl_ibv_context_t *context, uint32_t port, uint32_t index, hetccl_ibv_gid_entry_t *entry, uint32_t flags,   \
+    X(ssize_t, query_gid_table, _ibv_query_gid_table, "IBVERBS_1.11", 0,                                              \
+      (hetccl_ibv_context_t *context, hetccl_ibv_gid_entry_t *entries, size_t nentries, uint32_t flags,               \
        size_t entry_nbytes))                                                                                          \
     X(int, query_pkey, ibv_query_pkey, "IBVERBS_1.1", 1,                                                              \
       (hetccl_ibv_context_t *context, uint8_t port, int index, uint16_t *pkey))                                       \
@@ -62,9 +63,7 @@
       (hetccl_ibv_context_t *context, hetccl_ibv_async_event_t *event))                                               \
     X(void, ack_async_event, ibv_ack_async_event, "IBVERBS_1.1", 1, (hetccl_ibv_async_event_t *event))                \
     X(int, fork_init, ibv_fork_init, "IBVERBS_1.1", 1, (void))                                                        \
-    X(int, is_fork_initialized, ibv_is_fork_initialized, "IBVERBS_1.13", 0, (void))                                   \
-    X(const char *, wc_status_str, ibv_wc_status_str, "IBVERBS_1.1", 1, (int status))                                 \
-    X(const char *, event_type_str, ibv_event_type_str, "IBVERBS_1.1", 1, (int event))
+    X(int, is_fork_initialized, ibv_is_fork_initialized, "IBVERBS_1.13", 0, (void))
 
 #define HETCCL_VERBS_POINTER(result, slot, symbol, version, needed, parameters) result(*slot) parameters;
 

@@ -400,19 +400,21 @@ typedef struct hetccl_ibv_device_attr {
     int32_t max_qp_rd_atom;
     int32_t reserved0[2];
     int32_t max_qp_init_rd_atom;
-    int32_t reserved1[15];
+    int32_t reserved1[16];
     uint16_t max_pkeys;
     uint8_t local_ca_ack_delay;
     uint8_t phys_port_cnt;
     uint32_t reserved2;
 } hetccl_ibv_device_attr_t;
 
+typedef union hetccl_ibv_async_element {
+    hetccl_ibv_cq_t *cq;
+    hetccl_ibv_qp_t *qp;
+    int32_t port_num;
+} hetccl_ibv_async_element_t;
+
 typedef struct hetccl_ibv_async_event {
-    union {
-        hetccl_ibv_cq_t *cq;
-        hetccl_ibv_qp_t *qp;
-        int32_t port_num;
-    } element;
+    hetccl_ibv_async_element_t element; /* by the type: which of them */
     int32_t event_type; /* enum hetccl_ibv_event_type */
 } hetccl_ibv_async_event_t;
 

@@ -1,14 +1,9 @@
 /* The state of one wire peer (layer L2): its rails, the memory that both sides write to, and the four links.
  *
- * The communicator's mutex guards all of it; nothing here takes a lock, blocks, or touches Python. Memory is taken by
- * open() and attach() and given back by close(); nothing is allocated while messages move. */
+ * The communicator's mutex guards all of it; nothing here takes a lock, blocks, or touches Python. Memory is taken and
+ * given back in wire_memory.h, where a peer is connected; nothing is allocated while messages move. */
 #ifndef HETCCL_WIRE_PEER_H
 #define HETCCL_WIRE_PEER_H
-
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "hetccl/rail.h"
 #include "hetccl/wire.h"
@@ -76,12 +71,14 @@ typedef struct hetccl_wire_ask {
 
 /* A message that the peer has asked for. */
 typedef struct hetccl_wire_out {
+    size_t total;
     size_t asked;    /* bytes that its asks cover so far; they come in order */
     size_t finished; /* bytes of asks that are done */
-    uint32_t seq;
+    uint32_t seq, tag;
     int8_t busy;
-    int8_t any;            /* an ask has been done: so is an empty message */
-    int8_t first, last;    /* its asks, or NOWHERE */
+    int8_t any;                  /* an ask has been done: so is an empty message */
+    int8_t first, last;          /* its asks, or NOWHERE */
+    uint64_t last_write[HETCCL_RAILS]; /* number on each rail; 0: none */
     const uint8_t *direct; /* registered: sent from the user's memory, which begins here; NULL: through staging */
     hetccl_mem_t mem[HETCCL_RAILS];
     uint32_t mem_rails; /* bits of the rails that know it */
@@ -92,6 +89,7 @@ typedef struct hetccl_wire_sender {
     uint32_t seq;          /* of the next new message */
     uint32_t cells_filled; /* position of the next cell to fill */
     uint32_t cells_posted; /* behind cells_filled only while cells are repeated */
+    uint32_t cells_known;  /* position of the first cell that may not have arrived, by what resume() was told */
     uint32_t cells_freed;  /* position of the first cell that the peer has not emptied */
     uint32_t asks_arrived; /* position of the peer's next CTS entry */
     uint32_t nwaiting;     /* asks that no message has claimed */
@@ -118,7 +116,7 @@ typedef struct hetccl_wire_in {
     size_t finished; /* bytes that are in place, in the user's memory or in chunks */
     uint32_t seq, tag;
     int8_t busy;
-    int8_t any;      /* a CTS entry has been sent: enough for an empty message */
+    int8_t any;      /* a CTS entry has been sent: all that an empty message needs */
     int8_t all;      /* everything is in place */
     int8_t unseen;   /* asked for before its cell came */
     int32_t fault;   /* the peer sent something else: HETCCL_ETAG or HETCCL_ELENGTH */
@@ -138,6 +136,7 @@ typedef struct hetccl_wire_receiver {
     uint32_t cells_told;     /* as the peer knows it */
     uint32_t cts_filled;     /* position of the next CTS entry */
     uint32_t cts_posted;     /* behind cts_filled only while entries are repeated */
+    uint32_t cts_known;      /* as cells_known */
     int8_t credit_again;     /* the last credit may not have arrived */
     int8_t has_head;         /* `head` is the checked header of the cell at the head */
     hetccl_wire_cell_t head;
@@ -198,51 +197,19 @@ typedef struct hetccl_wire_peer {
     hetccl_wire_tables_t *tables;
 } hetccl_wire_peer_t;
 
+/* A CTS entry of this side whose piece is not complete. */
+typedef struct hetccl_wire_open {
+    uint32_t position;
+    uint32_t parts; /* as the first FIN said; 0: none has come */
+    uint32_t mask;  /* parts that are in place */
+} hetccl_wire_open_t;
+
 /* What one side has got, for the other to know what to repeat when a rail has failed. */
 typedef struct hetccl_wire_arrived {
     uint32_t cells[HETCCL_WIRE_CLASSES]; /* position of the next cell to come */
     uint32_t cts[HETCCL_WIRE_CLASSES];   /* position of the next CTS entry to come */
     uint32_t nopen[HETCCL_WIRE_CLASSES];
-    struct {
-        uint32_t position; /* of this side's CTS entry */
-        uint32_t parts;    /* as the first FIN said; 0: none has come */
-        uint32_t mask;     /* parts that are in place */
-    } open[HETCCL_WIRE_CLASSES][HETCCL_WIRE_CTS_MAX]; /* not finished; all others that were sent are */
+    hetccl_wire_open_t open[HETCCL_WIRE_CLASSES][HETCCL_WIRE_CTS_MAX]; /* all others that were sent are complete */
 } hetccl_wire_arrived_t;
-
-/* Once for each peer, when the communicator is made: no memory beyond the struct. */
-static void hetccl_wire_peer_init(hetccl_wire_peer_t *peer, hetccl_wire_t *wire, int rank);
-/* Take and register the memory of a peer to be connected over these rails, state NEW; sets their on_imm. DONE; or
- * HETCCL_ENOMEM: *rail_p is HETCCL_WIRE_NOWHERE where there is no memory, else the rail that cannot register it. Then nothing has changed. */
-static int hetccl_wire_peer_open(hetccl_wire_peer_t *peer, hetccl_rail_t **rails, int nrails, int *rail_p);
-/* What the peer must be told: where this side's inbox is, and its key on a rail. */
-static inline uint64_t hetccl_wire_peer_address(const hetccl_wire_peer_t *peer) {
-    return (uint64_t)(uintptr_t)peer->own;
-}
-static inline uint32_t hetccl_wire_peer_rkey(const hetccl_wire_peer_t *peer, int rail) {
-    return peer->own_mem[rail].rkey;
-}
-/* The rails are connected: take in what comes. DONE, HETCCL_ENOMEM as open(), or HETCCL_ELENGTH: not a shape. */
-static int hetccl_wire_peer_attach(hetccl_wire_peer_t *peer, uint64_t address, const hetccl_wire_shape_t *shape,
-                                   const uint32_t *rkeys, int *rail_p);
-/* The peer takes in what comes: send. */
-static void hetccl_wire_peer_go(hetccl_wire_peer_t *peer);
-/* Give everything back, back to UNCONNECTED; the rails are stopped first. */
-static void hetccl_wire_peer_close(hetccl_wire_peer_t *peer);
-/* Ask the connector to connect, if nobody has. */
-static void hetccl_wire_want(hetccl_wire_peer_t *peer);
-/* Send what has had to wait, and note rails that failed: MOVED or AGAIN. */
-static int hetccl_wire_peer_poll(hetccl_wire_peer_t *peer);
-/* Whether all that was ever handed to send() and answered DONE, and all acknowledgements, are in the peer's memory. */
-static int hetccl_wire_peer_is_idle(hetccl_wire_peer_t *peer);
-/* End a rail: stop it, let its registrations go, say what has arrived. Its owner closes it afterwards. */
-static void hetccl_wire_peer_close_rail(hetccl_wire_peer_t *peer, int rail, hetccl_wire_arrived_t *arrived_p);
-/* Both sides have closed the rail: repeat what the peer has not got over the others. DONE; or ENETWORK: none is left,
- * or what the peer says is impossible: it is FAILED. */
-static int hetccl_wire_peer_resume(hetccl_wire_peer_t *peer, int rail, const hetccl_wire_arrived_t *got);
-/* The traffic ends, after what has arrived: state is HETCCL_WIRE_LOST or _FAILED. The ports have been polled. */
-static void hetccl_wire_peer_end(hetccl_wire_peer_t *peer, int state);
-/* No byte of the user's memory is read or written any more: all rails are stopped. */
-static void hetccl_wire_peer_quiet(hetccl_wire_peer_t *peer);
 
 #endif
