@@ -1,4 +1,4 @@
-"""The frames of rails over TCP against a peer made of plain sockets, which follows the documented format or breaks it."""
+"""The frames of rails over TCP against a peer of plain sockets, which follows the documented format or breaks it."""
 
 import random
 import socket
@@ -111,7 +111,7 @@ def test_a_large_write_is_cut_over_the_connections(peer, nconnections, nbytes):
     for connection in range(parts):
         kind, flags, said, sequence, address, rkey, length, imm, ack = FRAME.unpack(it.hear(32, connection))
         assert (kind, flags, said, sequence, rkey, imm, ack) == (WRITE, IMM, parts, 0, 5, 6, 0)
-        assert 0 < length
+        assert length > 0
         got[address - 1000 : address - 1000 + length] = it.hear(length, connection)
         covered += length
     assert (covered, bytes(got)) == (nbytes, data)
@@ -349,7 +349,7 @@ class Model:
         if kind == ACK:
             return not any((flags, parts, sequence, address, rkey, nbytes, imm))
         skip = address - self.address
-        inside = rkey == self.rkey and 0 <= skip and skip + nbytes <= ROOM
+        inside = rkey == self.rkey and skip >= 0 and skip + nbytes <= ROOM
         in_window = (sequence - self.arrived) % (1 << 32) < DEPTH and sequence not in self.waiting
         return kind == WRITE and flags < 4 and parts == 1 and (inside or nbytes == 0) and in_window
 
