@@ -43,6 +43,7 @@ MODULES = [
     "_rail_trial",
     "_verbs_trial",
     "_wire_peer",
+    "_wire_trial",
     "_wire",
     "_calls",
     "_program",
