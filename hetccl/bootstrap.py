@@ -68,6 +68,7 @@ class Membership:
     board   : _board.Board of all ranks        network : hetccl.net.network.Network to other hosts, or None
     settings: config.Config as read when the Comm was built
     crowded : whether this host has more ranks than cores that they may use
+    note_bytes : host buffers from here on may be registered with RDMA devices; 0: none may
     """
 
     mpi: MPI.Intracomm
@@ -82,6 +83,7 @@ class Membership:
     any_source: int = MPI.ANY_SOURCE
     any_tag: int = MPI.ANY_TAG
     proc_null: int = MPI.PROC_NULL
+    note_bytes: int = 0
 
     def plans(self, collective, root, in_place, uneven):
         """The collective's plans by message size: [(largest bytes or None, hetccl.plan.Plan)].
@@ -190,7 +192,18 @@ def join(comm):
     log.debug("Comm of %d ranks, islands %s", comm.size, [(island.label, island.ranks) for island in islands])
     here = [other for other in members if other.shares_memory(member)]
     crowded = len(here) > len(frozenset().union(*(other.cores for other in here)))
-    return Membership(comm, comm.rank, comm.size, members, islands, board, network, settings, crowded)
+    return Membership(
+        comm,
+        comm.rank,
+        comm.size,
+        members,
+        islands,
+        board,
+        network,
+        settings,
+        crowded,
+        note_bytes=0 if network is None else network.note_bytes,
+    )
 
 
 def check_communicator(comm):

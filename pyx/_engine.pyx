@@ -130,6 +130,8 @@ cdef class Engine:
         self.broken = True
         # Their owners may go away from now on.
         self.row.head = NULL
+        if self.wire is not None:
+            self.wire.quiet()
         self.mailbox.end(ANY, HETCCL_EBROKEN)
         self.board.raise_fault(reason, culprit)
 
@@ -191,7 +193,9 @@ cdef class Engine:
         return status
 
     cdef bint has_work(self) noexcept nogil:
-        return self.row.head != NULL or self.mailbox.npending > 0 or self.mailbox.nbusy > 0
+        if self.row.head != NULL or self.mailbox.npending > 0 or self.mailbox.nbusy > 0:
+            return True
+        return self.wire is not None and self.wire.is_busy()
 
 
 cdef int poll_for_thread(void* context) noexcept nogil:

@@ -26,6 +26,7 @@ cdef class Executor(Reporter):
     cdef bint is_own_process(self) noexcept
     cdef bint start(self, Work* work, bint waits) except -1
     cdef int detach(self) except -1
+    cdef int await_flow(self) except -1
     cdef bint poll_once(self, Work* work) except -1
     cdef int wait(self, Work* work) except -1
     cdef bint probe(self, int source, int64_t tag, Probed* probed, Message* taken) except -1

@@ -176,6 +176,7 @@ cdef class Executor(Reporter):
         self.poll_in_passing(work, &done)
         if done:
             self.conclude(work)
+            self.await_flow()
         return done
 
     cdef int detach(self) except -1:
@@ -218,7 +219,11 @@ cdef class Executor(Reporter):
         finally:
             progress_leave(&self.progress, self.has_work())
             self.leave(&visit)
-        return 0
+        return self.await_flow()
+
+    cdef int await_flow(self) except -1:
+        """Let the thread see to it that what has been sent leaves this host, if it has not."""
+        return progress_needed(&self.progress) if self.wire is not None and self.wire.is_busy() else 0
 
     cdef bint probe(self, int source, int64_t tag, Probed* probed, Message* taken) except -1:
         """Look for a message; taken: bind it to this receive, or NULL."""

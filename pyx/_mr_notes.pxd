@@ -18,7 +18,7 @@ cdef class Note:                         # one stretch of memory, until its owne
 # known. Cheap for what was noted lately.
 cdef int buffer_note(object obj, void* ptr, size_t nbytes) except -1
 
-# Register the memory, whoever owns it, until register_end(). The caller keeps obj, and its export open, till then.
-# ndevices: how many RDMA devices took it; a device that is opened later takes it on first use.
-cdef Note register_begin(object obj, void* ptr, size_t nbytes, int* ndevices)
-cdef int register_end(Note note) except -1
+# Register the memory, whoever owns it, until register_end(); the caller keeps obj, and its export open, till then.
+# ndevices: how many RDMA devices took it; one that is opened later takes it on first use.
+cdef hetccl_mr_range_t* register_begin(object obj, void* ptr, size_t nbytes, int* ndevices) except NULL
+cdef void register_end(hetccl_mr_range_t* range) noexcept

@@ -32,7 +32,8 @@ cdef extern from "<unistd.h>" nogil:
 cdef extern from "hetccl/mr_cache.h" nogil:
     hetccl_mr_range_t* hetccl_mr_note(hetccl_mr_notes_t* notes, void* base, size_t nbytes, int promised) noexcept
     void hetccl_mr_forget(hetccl_mr_notes_t* notes, hetccl_mr_range_t* range) noexcept
-    int hetccl_mr_pin(hetccl_mr_notes_t* notes, hetccl_mr_range_t* range) noexcept
+    int hetccl_mr_keep(hetccl_mr_notes_t* notes, hetccl_mr_range_t* range) noexcept
+    void hetccl_mr_release(hetccl_mr_notes_t* notes, hetccl_mr_range_t* range) noexcept
     hetccl_mr_range_t* hetccl_mr_ranges_touching(const hetccl_mr_ranges_t* ranges, uintptr_t ptr,
                                                  size_t nbytes) noexcept
 
@@ -99,6 +100,9 @@ cdef Note note_of(object obj, void* ptr, size_t nbytes):
     owner = owner_of(obj)
     if owner is None or not memory_of(owner, &base, &length) or <uintptr_t>ptr < base or \
             <uintptr_t>ptr + nbytes > base + length:
+        note = notes_of_owners.get(id(obj))
+        if note is not None:
+            note.forget()
         drop_untrue(<uintptr_t>ptr, nbytes)
         return None
     note = notes_of_owners.get(id(owner))
@@ -186,32 +190,28 @@ cdef int drop_untrue(uintptr_t ptr, size_t nbytes) except -1:
     return 0
 
 
-cdef Note register_begin(object obj, void* ptr, size_t nbytes, int* ndevices):
+cdef hetccl_mr_range_t* register_begin(object obj, void* ptr, size_t nbytes, int* ndevices) except NULL:
     cdef Note note = note_of(obj, ptr, nbytes)
     cdef hetccl_mr_range_t* range
-    if note is None:
-        note = Note.__new__(Note)
+    if note is not None:
+        range = note.range
+    else:
         notes_lock()
-        note.range = hetccl_mr_note(process_notes, ptr, nbytes, 1)
+        range = hetccl_mr_note(process_notes, ptr, nbytes, 1)
         notes_unlock()
-        if note.range == NULL:
+        if range == NULL:
             raise MemoryError("register: a note of the array's memory")
-    range = note.range
     with nogil:
         pthread_mutex_lock(&process_notes.lock)
-        range.kept += 1
-        ndevices[0] = hetccl_mr_pin(process_notes, range)
+        ndevices[0] = hetccl_mr_keep(process_notes, range)
         pthread_mutex_unlock(&process_notes.lock)
     notes_report()
-    return note
+    return range
 
 
-cdef int register_end(Note note) except -1:
-    if note.range == NULL or getpid() != owner_pid:
-        return 0
-    notes_lock()
-    note.range.kept -= 1
-    notes_unlock()
-    if note.range.promised:
-        note.forget()
-    return 0
+cdef void register_end(hetccl_mr_range_t* range) noexcept:
+    if getpid() == owner_pid:
+        with nogil:
+            pthread_mutex_lock(&process_notes.lock)
+            hetccl_mr_release(process_notes, range)
+            pthread_mutex_unlock(&process_notes.lock)

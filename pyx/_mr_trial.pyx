@@ -7,11 +7,16 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
-from hetccl._mr_cache cimport MrCache, hetccl_mr_cache_get, hetccl_mr_cache_put, notes_report, process_notes
-from hetccl._mr_notes cimport Note, buffer_note, register_begin, register_end
+from hetccl._mr_cache cimport (
+    MrCache, hetccl_mr_cache_get, hetccl_mr_cache_put, hetccl_mr_cache_t, hetccl_mr_range_t, notes_report, process_notes,
+)
+from hetccl._mr_notes cimport buffer_note, register_begin, register_end
 from hetccl._rail cimport HETCCL_MEM_OF_ENGINE, HETCCL_MEM_OF_USER, hetccl_mem_t
 from hetccl._shm cimport HETCCL_DONE
 from hetccl._verbs cimport hetccl_ibv_pd_t, hetccl_verbs_t
+
+cdef extern from "hetccl/mr_cache.h" nogil:
+    void hetccl_mr_tell(hetccl_mr_cache_t* cache, int event, int error, size_t nbytes) noexcept
 
 
 cdef class Keys:
@@ -68,16 +73,16 @@ cdef class Cache(MrCache):
 cdef class Registered:
     """Memory of a user's that is registered until end()."""
 
-    cdef Note note
+    cdef hetccl_mr_range_t* range
     cdef object obj
     cdef readonly int ndevices
 
     def __init__(self, obj, size_t ptr, size_t nbytes):
         self.obj = obj
-        self.note = register_begin(obj, <void*>ptr, nbytes, &self.ndevices)
+        self.range = register_begin(obj, <void*>ptr, nbytes, &self.ndevices)
 
     def end(self):
-        register_end(self.note)
+        register_end(self.range)
 
 
 def note(obj, size_t ptr, size_t nbytes):
@@ -88,6 +93,11 @@ def note(obj, size_t ptr, size_t nbytes):
 def nnoted():
     """How many stretches of memory are noted."""
     return process_notes.ranges.count
+
+
+def tell(Cache cache, int event, int error, size_t nbytes):
+    """Let the device have this to tell. event: enum hetccl_mr_event; error: errno."""
+    hetccl_mr_tell(&cache.cache, event, error, nbytes)
 
 
 def report():

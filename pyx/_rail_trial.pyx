@@ -126,6 +126,11 @@ cdef class RailTrial:
         return [self.told.imms[i] for i in range(self.told.count)]
 
     @property
+    def ntold(self):
+        """How many have been told."""
+        return self.told.count + self.told.beyond
+
+    @property
     def counts(self):
         """(writes posted, writes completed)"""
         self.check()

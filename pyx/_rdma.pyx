@@ -26,7 +26,8 @@ from hetccl._verbs cimport (
     HETCCL_IBV_QP_AV, HETCCL_IBV_QP_CAP, HETCCL_IBV_QP_DEST_QPN, HETCCL_IBV_QP_MAX_DEST_RD_ATOMIC,
     HETCCL_IBV_QP_MAX_QP_RD_ATOMIC, HETCCL_IBV_QP_MIN_RNR_TIMER, HETCCL_IBV_QP_PATH_MTU, HETCCL_IBV_QP_PKEY_INDEX,
     HETCCL_IBV_QP_PORT, HETCCL_IBV_QP_RETRY_CNT, HETCCL_IBV_QP_RNR_RETRY, HETCCL_IBV_QP_RQ_PSN, HETCCL_IBV_QP_SQ_PSN,
-    HETCCL_IBV_QP_STATE, HETCCL_IBV_QP_TIMEOUT, HETCCL_IBV_QPS_INIT, HETCCL_IBV_QPS_RTR,
+    HETCCL_IBV_QP_STATE, HETCCL_IBV_QP_TIMEOUT, HETCCL_IBV_QPS_ERR, HETCCL_IBV_QPS_INIT,
+    HETCCL_IBV_QPS_RTR,
     HETCCL_IBV_QPS_RTS, HETCCL_IBV_QPT_RC, Device, hetccl_ibv_ah_attr_t, hetccl_ibv_qp_attr_t,
     hetccl_ibv_qp_init_attr_t, hetccl_verbs_errno,
 )
@@ -194,11 +195,13 @@ cdef class RdmaPort(Port):
         if self.nlive:
             raise ValueError(f"{self.describe()}: {self.nlive} of its rails are still open")
         port_close(self)
+        self.opened = None
 
 
 def gid_text(str gid not None):
-    """A GID of 32 hexadecimal digits as people write it."""
-    return str(ipaddress.IPv6Address(bytes.fromhex(gid)))
+    """A GID of 32 hexadecimal digits as people write it: "fe80::1", "::ffff:10.0.0.1"."""
+    address = ipaddress.IPv6Address(bytes.fromhex(gid))
+    return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address)
 
 
 cdef int port_open(RdmaPort self) except -1:
@@ -324,6 +327,14 @@ cdef class QueuePair(Rail):
             "max_send_wr": attr.cap.max_send_wr, "max_recv_wr": attr.cap.max_recv_wr,
             "max_inline": self.state.max_inline,
         }
+
+    def stop(self):
+        """Put the queue pair in the error state: nothing goes out or comes in any more. close() does it, and tests."""
+        cdef hetccl_ibv_qp_attr_t attr
+        memset(&attr, 0, sizeof(attr))
+        attr.qp_state = HETCCL_IBV_QPS_ERR
+        self.opened()
+        modify(self, &attr, HETCCL_IBV_QP_STATE)
 
     def close(self):
         """Stop the queue pair, take in what has arrived, give it back; idempotent. Under the communicator's mutex."""

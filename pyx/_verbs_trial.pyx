@@ -44,7 +44,7 @@ cdef class Memory:
         return self.mem.rkey
 
     def dereg(self):
-        self.trial.rail.ops.dereg(self.trial.rail, &self.mem)
+        self.trial.rail().ops.dereg(self.trial.rail(), &self.mem)
 
 
 cdef class Trial:
@@ -52,15 +52,22 @@ cdef class Trial:
 
     cdef Port port_
     cdef Rail rail_
-    cdef hetccl_port_t* port
-    cdef hetccl_rail_t* rail
     cdef Log log
     cdef uint64_t taken                  # immediate values, by take()
 
     def __init__(self, Port port not None, Rail rail not None):
         self.port_, self.rail_ = port, rail
-        self.port, self.rail = port.port, rail.rail
-        self.rail.on_imm, self.rail.peer = keep, &self.log
+        self.rail().on_imm, self.rail().peer = keep, &self.log
+
+    cdef hetccl_rail_t* rail(self) except NULL:
+        if self.rail_.rail is NULL:
+            raise ValueError("the rail is closed")
+        return self.rail_.rail
+
+    cdef hetccl_port_t* port(self) except NULL:
+        if self.port_.port is NULL:
+            raise ValueError("the port is closed")
+        return self.port_.port
 
     def reg(self, buffer, *, bint users=False, size_t offset=0, nbytes=None):
         """Register nbytes of a writable buffer from offset on: a Memory, or None: it cannot be."""
@@ -69,30 +76,34 @@ cdef class Trial:
 
     def reg_at(self, uint64_t address, size_t nbytes, *, bint users=False):
         cdef Memory memory = Memory.__new__(Memory)
+        cdef hetccl_rail_t* rail = self.rail()
         cdef int whose = HETCCL_MEM_OF_USER if users else HETCCL_MEM_OF_ENGINE
         memory.trial, memory.address = self, address
-        if self.rail.ops.reg(self.rail, <void*><uintptr_t>address, nbytes, whose, &memory.mem) != HETCCL_DONE:
+        if rail.ops.reg(rail, <void*><uintptr_t>address, nbytes, whose, &memory.mem) != HETCCL_DONE:
             return None
         return memory
 
     def write(self, pieces, uint64_t remote_addr=0, uint32_t rkey=0, imm=None):
         """Post one write. pieces: up to two (address, bytes, lkey). Returns "done", "again" or the status."""
         cdef hetccl_write_t write
+        cdef hetccl_rail_t* rail = self.rail()
         memset(&write, 0, sizeof(write))
         for i, (address, nbytes, lkey) in enumerate(pieces):
             write.ptr[i], write.nbytes[i], write.lkey[i] = <void*><uintptr_t>address, nbytes, lkey
         write.remote_addr, write.rkey = remote_addr, rkey
         if imm is not None:
             write.imm, write.flags = imm, HETCCL_WRITE_IMM
-        status = self.rail.ops.write(self.rail, &write)
+        status = rail.ops.write(rail, &write)
         return ANSWERS.get(status, status)
 
     def poll(self):
-        return self.port.poll(self.port) == HETCCL_MOVED
+        cdef hetccl_port_t* port = self.port()
+        return port.poll(port) == HETCCL_MOVED
 
     def arm(self):
         """Whether the port is armed; else it must be polled first."""
-        return self.port.arm(self.port) == HETCCL_DONE
+        cdef hetccl_port_t* port = self.port()
+        return port.arm(port) == HETCCL_DONE
 
     def take(self):
         """The immediate values that have come since the last time."""
@@ -104,53 +115,61 @@ cdef class Trial:
 
     def wait(self, double seconds, uint64_t completed=0, uint64_t came=0):
         """Poll until so many writes are complete and so many values have come; False: not within the time."""
+        cdef hetccl_rail_t* rail = self.rail()
+        cdef hetccl_port_t* port = self.port()
         cdef int64_t deadline = hetccl_now_ns() + <int64_t>(seconds * 1e9)
         cdef bint done = False
         with nogil:
-            while not done and self.rail.state == HETCCL_RAIL_UP and hetccl_now_ns() < deadline:
-                self.port.poll(self.port)
-                done = self.rail.completed >= completed and self.log.came >= came
-        return self.rail.completed >= completed and self.log.came >= came
+            while not done and rail.state == HETCCL_RAIL_UP and hetccl_now_ns() < deadline:
+                port.poll(port)
+                done = rail.completed >= completed and self.log.came >= came
+        return rail.completed >= completed and self.log.came >= came
 
     def wait_failed(self, double seconds):
         """Poll until the rail has failed; False: not within the time."""
+        cdef hetccl_rail_t* rail = self.rail()
+        cdef hetccl_port_t* port = self.port()
         cdef int64_t deadline = hetccl_now_ns() + <int64_t>(seconds * 1e9)
         with nogil:
-            while self.rail.state == HETCCL_RAIL_UP and hetccl_now_ns() < deadline:
-                self.port.poll(self.port)
-        return self.rail.state != HETCCL_RAIL_UP
+            while rail.state == HETCCL_RAIL_UP and hetccl_now_ns() < deadline:
+                port.poll(port)
+        return rail.state != HETCCL_RAIL_UP
 
     def sleep(self, double seconds):
         """Sleep on the armed port's descriptor; whether it has become readable."""
         poller = select.poll()
-        poller.register(self.port.fd, select.POLLIN)
+        poller.register(self.port().fd, select.POLLIN)
         return bool(poller.poll(seconds * 1000))
 
     def stream(self, Memory source not None, size_t nbytes, uint64_t count, uint64_t remote_addr, uint32_t rkey,
                double seconds, int last_imm=-1):
         """Write the same bytes count times, as fast as the rail takes them; nanoseconds until all are complete."""
         cdef hetccl_write_t write
+        cdef hetccl_rail_t* rail = self.rail()
+        cdef hetccl_port_t* port = self.port()
         cdef int64_t start = hetccl_now_ns(), deadline = start + <int64_t>(seconds * 1e9)
-        cdef uint64_t goal = self.rail.posted + count
+        cdef uint64_t goal = rail.posted + count
         memset(&write, 0, sizeof(write))
         write.ptr[0], write.nbytes[0], write.lkey[0] = <void*><uintptr_t>source.address, nbytes, source.mem.lkey
         write.remote_addr, write.rkey = remote_addr, rkey
         with nogil:
-            while self.rail.completed < goal and self.rail.state == HETCCL_RAIL_UP and hetccl_now_ns() < deadline:
-                while self.rail.posted < goal:
-                    if self.rail.posted + 1 == goal and last_imm >= 0:
+            while rail.completed < goal and rail.state == HETCCL_RAIL_UP and hetccl_now_ns() < deadline:
+                while rail.posted < goal:
+                    if rail.posted + 1 == goal and last_imm >= 0:
                         write.imm, write.flags = last_imm, HETCCL_WRITE_IMM
-                    if self.rail.ops.write(self.rail, &write) != HETCCL_DONE:
+                    if rail.ops.write(rail, &write) != HETCCL_DONE:
                         break
-                self.port.poll(self.port)
-        if self.rail.completed < goal:
-            raise TimeoutError(f"{goal - self.rail.completed} of {count} writes are not complete: {self.rail_.fault()}")
+                port.poll(port)
+        if rail.completed < goal:
+            raise TimeoutError(f"{goal - rail.completed} of {count} writes are not complete: {self.rail_.fault()}")
         return hetccl_now_ns() - start
 
     def ping_pong(self, Memory source not None, size_t nbytes, int rounds, uint64_t remote_addr, uint32_t rkey,
                   bint first, int64_t[::1] times, double seconds):
         """Answer writes with an immediate value each, the first side beginning; times: nanoseconds of each round."""
         cdef hetccl_write_t write
+        cdef hetccl_rail_t* rail = self.rail()
+        cdef hetccl_port_t* port = self.port()
         cdef int64_t now, before, deadline = hetccl_now_ns() + <int64_t>(seconds * 1e9)
         cdef uint64_t base = self.log.came
         cdef int i
@@ -160,11 +179,11 @@ cdef class Trial:
         with nogil:
             before = hetccl_now_ns()
             for i in range(rounds):
-                if not first and not self.spin(base + i + 1, deadline):
+                if not first and not self.spin(rail, port, base + i + 1, deadline):
                     break
-                while self.rail.ops.write(self.rail, &write) == HETCCL_AGAIN and self.rail.state == HETCCL_RAIL_UP:
-                    self.port.poll(self.port)
-                if first and not self.spin(base + i + 1, deadline):
+                while rail.ops.write(rail, &write) == HETCCL_AGAIN and rail.state == HETCCL_RAIL_UP:
+                    port.poll(port)
+                if first and not self.spin(rail, port, base + i + 1, deadline):
                     break
                 now = hetccl_now_ns()
                 times[i] = now - before
@@ -172,26 +191,26 @@ cdef class Trial:
         if self.log.came < base + rounds:
             raise TimeoutError(f"{self.log.came - base} of {rounds} rounds: {self.rail_.fault()}")
 
-    cdef bint spin(self, uint64_t came, int64_t deadline) noexcept nogil:
+    cdef bint spin(self, hetccl_rail_t* rail, hetccl_port_t* port, uint64_t came, int64_t deadline) noexcept nogil:
         while self.log.came < came:
-            if self.port.poll(self.port) != HETCCL_MOVED and (hetccl_now_ns() > deadline
-                                                              or self.rail.state != HETCCL_RAIL_UP):
+            if port.poll(port) != HETCCL_MOVED and (hetccl_now_ns() > deadline or rail.state != HETCCL_RAIL_UP):
                 return False
         return True
 
     @property
     def state(self):
-        return STATES[self.rail.state]
+        return "closed" if self.rail_.rail is NULL else STATES[self.rail_.rail.state]
 
     @property
     def counts(self):
         """(writes posted, completed, immediate values that have come, room)"""
-        return self.rail.posted, self.rail.completed, self.log.came, self.rail.ops.room(self.rail)
+        cdef hetccl_rail_t* rail = self.rail()
+        return rail.posted, rail.completed, self.log.came, rail.ops.room(rail)
 
     @property
     def fault(self):
         """(kind, code), or None"""
-        fault = self.rail.fault
+        fault = self.rail().fault
         return None if fault.kind == HETCCL_FAULT_NONE else (fault.kind, fault.code)
 
 

@@ -9,11 +9,19 @@ LIMIT_S = 400
 
 
 def pytest_addoption(parser):
+    parser.addoption("--rdma", action="store_true", help="run the long tests over Soft-RoCE, too (make test-rdma)")
     parser.addoption("--full", action="store_true", help="run the whole product of the exactness matrix (hours)")
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "rdma: long, over Soft-RoCE: run with --rdma alone")
     config.addinivalue_line("markers", "limit(seconds): the test's hard time-out, instead of the common one")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what takes too long for every change, so that no guest is booted for it."""
+    if not config.getoption("--rdma"):
+        items[:] = [item for item in items if not item.get_closest_marker("rdma")]
 
 
 @pytest.fixture(autouse=True)

@@ -62,11 +62,11 @@ class Network:
         size, settings = len(self.members), self.settings
         far = [peer for peer in range(size) if peer not in self.near]
         self.paths = {peer: paths.choose(self.rank, peer, self.members, cards, settings) for peer in far}
-        self.wire = _wire.Wire(self.rank, size, CELLS, self.cell_bytes)
+        hosts = [member.host for member in self.members]
+        self.wire = _wire.Wire(self.rank, size, CELLS, self.cell_bytes, hosts)
         routes = {peer: self._route(path, cards[peer]) for peer, path in self.paths.items()}
         for port in self.ports.values():
             self.wire.add_port(port)
-        hosts = [member.host for member in self.members]
         self.group = connector.Group(
             self.secret,
             self.rank,
@@ -83,6 +83,11 @@ class Network:
         for kind in sorted({path.kind for path in self.paths.values()}):
             ranks = [peer for peer, path in self.paths.items() if path.kind == kind]
             log.debug("rank %d reaches ranks %s by %s", self.rank, ranks, kind)
+
+    @property
+    def note_bytes(self):
+        """Host buffers from here on may be registered with RDMA devices; 0: there are none in use."""
+        return self.cell_bytes if any(path.kind == "verbs" for path in self.paths.values()) else 0
 
     def _route(self, path, card):
         """The path with ports and the peer's rail cards in the place of their indices."""

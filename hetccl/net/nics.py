@@ -65,7 +65,11 @@ def card(rank, members, settings, found, roots=topology.ROOTS):
     found   : of look()
     Raises  : ValueError, the settings ask for what this host does not have
     """
-    choices = survey(rank, members, settings, found, roots)
+    return shown(survey(rank, members, settings, found, roots), settings, found)
+
+
+def shown(choices, settings, found):
+    """card(), after survey()."""
     cards = [card for choice in choices for card in choice.cards]
     if cards:
         return cards

@@ -152,11 +152,10 @@ def _match(pairs, low, high, most):
 
 def _rails(rank, peer, cards, most):
     """([(my index, their index)], "") or ([], why not)."""
-    ends = sorted((rank, peer))
-    low, high = (cards[end]["verbs"] for end in ends)
-    missing = [f"rank {end}: {card}" for end, card in zip(ends, (low, high)) if isinstance(card, str)]
+    low, high = (cards[end]["verbs"] for end in sorted((rank, peer)))
+    missing = _missing("verbs", rank, peer, cards)
     if missing:
-        return [], "; ".join(missing)
+        return [], missing
     pairs, why = pair_up(low, high, most)
     return ([(i, j) if rank < peer else (j, i) for i, j in pairs]), why
 
@@ -164,15 +163,24 @@ def _rails(rank, peer, cards, most):
 def _addresses(rank, peer, members, cards):
     """([(my address, their address, their port)], "") or ([], why there is none). The kernel here tells its routes."""
     mine, theirs = cards[rank]["tcp"], cards[peer]["tcp"]
-    missing = [f"rank {end}: {cards[end]['tcp']}" for end in sorted((rank, peer)) if isinstance(cards[end]["tcp"], str)]
+    missing = _missing("tcp", rank, peer, cards)
     if missing:
-        return [], "; ".join(missing)
+        return [], missing
     pairs = interfaces.order(mine["addresses"], theirs["addresses"])
     if members[rank].host != members[peer].host:
         # Every host has the same loopback addresses, and they lead to itself.
         pairs = [pair for pair in pairs if not ipaddress.ip_address(pair[1].partition("%")[0]).is_loopback]
     why = "their addresses are of different families, or do not leave their hosts"
     return [(*pair, theirs["port"]) for pair in pairs], "" if pairs else why
+
+
+def _missing(kind, rank, peer, cards):
+    """Which of the two lacks a card of a kind, and why; "" if neither does."""
+    whys = {}
+    for end in sorted((rank, peer)):
+        if isinstance(cards[end][kind], str):
+            whys.setdefault(cards[end][kind], []).append(str(end))
+    return "; ".join(f"rank{'s' * (len(ends) > 1)} {' and '.join(ends)}: {why}" for why, ends in whys.items())
 
 
 def _before(kind, reasons):

@@ -295,18 +295,29 @@ static inline void hetccl_mr_forget(hetccl_mr_notes_t *notes, hetccl_mr_range_t 
         hetccl_mr_revoke(mr);
     }
     hetccl_mr_ranges_remove(&notes->ranges, range);
+    range->gone = 1;
+    if (range->kept == 0) free(range);
 }
 
-/* Registers a range now, with each device there is: how many took it. */
-static inline int hetccl_mr_pin(hetccl_mr_notes_t *notes, hetccl_mr_range_t *range) {
+/* Registers a range now, with each device there is, until release(): how many took it. */
+static inline int hetccl_mr_keep(hetccl_mr_notes_t *notes, hetccl_mr_range_t *range) {
     int ndevices = 0;
     hetccl_mem_t mem;
+    range->kept++;
     for (hetccl_mr_cache_t *cache = notes->caches; cache != NULL; cache = cache->next) {
         if (hetccl_mr_get_noted(cache, (void *)range->base, range->nbytes, &mem) != HETCCL_DONE) continue;
         hetccl_mr_let_go(&mem);
         ndevices++;
     }
     return ndevices;
+}
+
+static inline void hetccl_mr_release(hetccl_mr_notes_t *notes, hetccl_mr_range_t *range) {
+    if (--range->kept > 0) return;
+    if (range->gone)
+        free(range);
+    else if (range->promised)
+        hetccl_mr_forget(notes, range);
 }
 
 /* Whether memory that other data may share pages with can be registered: without the kernel's help (Linux 5.12),

@@ -15,7 +15,8 @@ typedef struct hetccl_mr_range {
     uintptr_t base;
     size_t nbytes;
     int promised; /* its life is what a user promised (Comm.register), not what an owner's type guarantees */
-    int kept;     /* not to be evicted: so many registrations of users are open */
+    int kept;     /* so many registrations by users (Comm.register) are open: it is not to be evicted */
+    int gone;     /* out of the ranges; here for those registrations alone */
     struct hetccl_mr *mrs; /* one for each device that has been asked; owned */
 } hetccl_mr_range_t;
 
@@ -110,7 +111,7 @@ static inline hetccl_mr_range_t *hetccl_mr_ranges_add(hetccl_mr_ranges_t *ranges
     return range;
 }
 
-/* Takes a range out; its registrations must be gone. */
+/* Takes a range out. */
 static inline void hetccl_mr_ranges_remove(hetccl_mr_ranges_t *ranges, hetccl_mr_range_t *range) {
     size_t index = hetccl_mr_ranges_after(ranges, range->base);
     while (ranges->at[--index] != range) { /* others may begin at the same address */
@@ -118,7 +119,6 @@ static inline void hetccl_mr_ranges_remove(hetccl_mr_ranges_t *ranges, hetccl_mr
     ranges->count--;
     memmove(ranges->at + index, ranges->at + index + 1, (ranges->count - index) * sizeof *ranges->at);
     hetccl_mr_ranges_measure(ranges, index);
-    free(range);
 }
 
 #endif

@@ -164,12 +164,17 @@ EXPORT void range_forget(hetccl_mr_range_t *range) {
     pthread_mutex_unlock(&notes.lock);
 }
 
-EXPORT int range_keep(hetccl_mr_range_t *range, int change) {
+EXPORT int range_keep(hetccl_mr_range_t *range) {
     pthread_mutex_lock(&notes.lock);
-    range->kept += change;
-    int ndevices = change > 0 ? hetccl_mr_pin(&notes, range) : 0;
+    int ndevices = hetccl_mr_keep(&notes, range);
     pthread_mutex_unlock(&notes.lock);
     return ndevices;
+}
+
+EXPORT void range_release(hetccl_mr_range_t *range) {
+    pthread_mutex_lock(&notes.lock);
+    hetccl_mr_release(&notes, range);
+    pthread_mutex_unlock(&notes.lock);
 }
 
 EXPORT void *range_find(void *ptr, size_t nbytes) {

@@ -51,7 +51,8 @@ ARGUMENTS = {
     "fake_allocate": (POINTER, SIZE, ctypes.c_uint64, INT, INT),
     "range_note": (POINTER, SIZE, INT),
     "range_forget": (POINTER,),
-    "range_keep": (POINTER, INT),
+    "range_keep": (POINTER,),
+    "range_release": (POINTER,),
     "range_find": (POINTER, SIZE),
     "range_touching": (POINTER, SIZE),
 }

@@ -26,8 +26,11 @@ class Cache:
     def forget(self, address):
         self.library.range_forget(self.ranges.pop(address))
 
-    def keep(self, address, change):
-        return self.library.range_keep(self.ranges[address], change)
+    def keep(self, address):
+        return self.library.range_keep(self.ranges[address])
+
+    def release(self, address):
+        self.library.range_release(self.ranges[address])
 
     def get(self, address, nbytes, whose=fake.OF_USER, which=0):
         """Keys in use, or None: to be staged."""
@@ -167,13 +170,38 @@ def test_what_a_user_registered_is_not_evicted(cache):
     c = cache(max_count=1)
     c.note(0, 4096)
     c.note(4096, 4096)
-    assert c.keep(0, +1) == 2
+    assert c.keep(0) == 2
     key = c.use(0, 1)
     assert c.use(4096, 1) is None
     assert c.use(0, 1) == key
-    c.keep(0, -1)
+    c.release(0)
     assert c.use(4096, 1) is not None
     assert c.use(0, 1) not in (None, key)
+
+
+def test_a_promise_ends_with_its_last_registration(cache):
+    c = cache()
+    c.note(0, 4096, promised=1)
+    c.keep(0)
+    c.keep(0)
+    key = c.use(0, 1)
+    c.release(0)
+    assert c.use(0, 1) == key
+    c.release(0)
+    del c.ranges[0]
+    assert c.use(0, 1) is None
+    assert (c.library.fake_live(), c.library.range_count()) == (0, 0)
+
+
+def test_a_registration_outlives_the_note_but_not_its_memory(cache):
+    c = cache()
+    handle = c.note(0, 4096)
+    c.keep(0)
+    c.forget(0)
+    assert c.library.fake_live() == 0
+    assert c.use(0, 1) is None
+    c.library.range_release(handle)
+    assert c.library.range_count() == 0
 
 
 def test_larger_than_the_limit_is_told_once(cache):
@@ -270,8 +298,9 @@ def test_pages_are_shared_with_the_child_or_only_registered_by_the_user(cache, a
     c.note(0, 4096)
     assert (c.use(0, 1) is not None) == automatic
     assert c.told() == (set() if automatic else {fake.FORK})
-    c.keep(0, +1)
+    c.keep(0)
     assert c.use(0, 1) is not None
+    c.release(0)
     mem = c.get(1 << 20, 10, fake.OF_ENGINE)
     assert mem is not None
     c.put(mem)

@@ -111,7 +111,7 @@ def test_nothing_leads_there():
     "transport, words",
     [
         (("shm",), "verbs: not in HETCCL_TRANSPORT; tcp: not in HETCCL_TRANSPORT"),
-        (("verbs",), "shm: not in HETCCL_TRANSPORT; verbs: rank 0: no RDMA device"),
+        (("verbs",), "shm: not in HETCCL_TRANSPORT; verbs: ranks 0 and 1: no RDMA device"),
         (("shm", "verbs"), "tcp: not in HETCCL_TRANSPORT"),
     ],
 )
