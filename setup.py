@@ -44,6 +44,8 @@ MODULES = [
     "_verbs_trial",
     "_wire_peer",
     "_wire_trial",
+    "_wire_record",
+    "_wire_poll",
     "_wire",
     "_calls",
     "_program",

@@ -17,7 +17,8 @@ from hetccl._shm cimport (
     COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_MOVED, HETCCL_REASON_DEAD,
     HETCCL_REASON_LEFT, HETCCL_REASON_NETWORK, POINT_TO_POINT, hetccl_bell_ring, hetccl_shm_transport,
 )
-from hetccl._wire cimport hetccl_wire_transport
+from hetccl._wire_peer cimport hetccl_wire_transport
+from hetccl._wire_poll cimport wire_listen
 
 cdef extern from "<unistd.h>":
     int getpid() noexcept nogil
@@ -52,6 +53,7 @@ cdef class Engine:
         progress_open(&self.progress, poll_for_thread, <void*>self, self.mine)
         if self.wire is not None:
             self.wire.adopt(&self.progress.mutex, self.mine)
+            self.progress.listen, self.progress.network = wire_listen, <void*>self.wire
 
     def __del__(self):
         # Before the collector of cycles takes requests apart that the thread still works on.
@@ -65,6 +67,8 @@ cdef class Engine:
     def __dealloc__(self):
         if self.progress.poll != NULL and getpid() == self.owner_pid:
             progress_stop(&self.progress)
+            if self.wire is not None:
+                self.wire.disown()
             progress_close(&self.progress)
         row_close(&self.row)
         free(self.links)
@@ -128,7 +132,9 @@ cdef class Engine:
     cdef void break_off(self, int reason, int culprit) noexcept nogil:
         """Break the communicator for all ranks: the peers hold half of what is under way. Under the mutex."""
         self.broken = True
-        # Their owners may go away from now on.
+        # Their owners, and the memory that the peers write to, may go away from now on.
+        if self.wire is not None:
+            self.wire.quiet()
         self.row.head = NULL
         if self.wire is not None:
             self.wire.quiet()
