@@ -27,16 +27,16 @@ def test_scattered_messages(name, count, cls, ends_with_layout, zero_copy):
     size, extent = datatype.Get_size(), datatype.Get_extent()[1]
     scattered, nbytes = body(1, count * extent + 1000), count * size
     packed = bytearray(nbytes)
-    datatype.Pack([scattered, count, datatype], packed, 0, MPI.COMM_SELF)
+    datatype.Pack(memoryview(scattered)[: count * extent], packed, 0, MPI.COMM_SELF)
     room = Room(len(scattered)) if ends_with_layout != "source" else Room(nbytes)
     expected = bytearray(room.view)
     if ends_with_layout == "source":
         expected = packed
     else:
-        datatype.Unpack(packed, 0, [expected, count, datatype], MPI.COMM_SELF)
+        datatype.Unpack(packed, 0, memoryview(expected)[: count * extent], MPI.COMM_SELF)
     ends = Ends(zero_copy=(zero_copy, zero_copy))
     at_source = {} if ends_with_layout == "target" else {"nbytes": nbytes, "datatype": datatype}
-    at_target = {} if ends_with_layout == "source" else {"nbytes": nbytes, "datatype": datatype}
+    at_target = {} if ends_with_layout == "source" else {"datatype": datatype}
     ends.send(0, packed if ends_with_layout == "target" else scattered, cls=cls, **at_source)
     ends.receive(1, nbytes, cls=cls, room=room, **at_target)
     ends.settle()
@@ -50,7 +50,7 @@ def test_scattered_messages(name, count, cls, ends_with_layout, zero_copy):
 def test_a_part_of_the_packed_bytes(skip, nbytes, zero_copy):
     datatype = DATATYPES["runs of 3 bytes"]().Commit()
     scattered, packed = body(1, 10 * datatype.Get_extent()[1]), bytearray(10 * datatype.Get_size())
-    datatype.Pack([scattered, 10, datatype], packed, 0, MPI.COMM_SELF)
+    datatype.Pack(scattered, packed, 0, MPI.COMM_SELF)
     ends = Ends(zero_copy=(zero_copy, zero_copy))
     ends.send(0, scattered, nbytes=nbytes, datatype=datatype, skip=skip)
     received = ends.receive(1, nbytes)

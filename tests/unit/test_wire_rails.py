@@ -24,14 +24,18 @@ def test_a_message_is_spread_over_the_rails(nrails, nbytes, zero_copy):
     assert counters["bytes"][nrails:] == [0] * (4 - nrails)
 
 
-@pytest.mark.parametrize("nbytes, nused", [(225, 1), (255, 1), (256, 2), (383, 2), (384, 3)])
-def test_no_part_is_short(nbytes, nused):
+@pytest.mark.parametrize(
+    "nbytes, parts",
+    [(225, [225, 0, 0, 0]), (255, [255, 0, 0, 0]), (256, [128, 128, 0, 0]), (383, [192, 191, 0, 0]),
+     (384, [128, 128, 128, 0]), (511, [192, 192, 127, 0]), (512, [128] * 4), (5121, [1344] * 3 + [1089])],
+)
+def test_no_part_is_short(nbytes, parts):
     ends = Ends(nrails=4, cut_bytes=128)
-    ends.send(0, body(1, nbytes))
-    ends.receive(1, nbytes)
+    ends.receive(1, nbytes, cls=COLLECTIVE)
     ends.settle()
-    counters = ends.pair.counters(0)
-    assert sum(n > 0 for n in counters["bytes"]) - (counters["bytes"][0] == 32) == nused
+    ends.send(0, body(1, nbytes), cls=COLLECTIVE)
+    ends.settle()
+    assert ends.pair.counters(0)["bytes"] == parts
 
 
 def test_small_messages_take_the_first_rail():

@@ -91,7 +91,7 @@ class Ends:
 
     def receive(self, side, nbytes, tag=7, cls=POINT_TO_POINT, room=None, **kwargs):
         room = room or Room(nbytes)
-        message = self.pair.message(side, True, cls, room.view, tag, **kwargs)
+        message = self.pair.message(side, True, cls, room.view, tag, nbytes=nbytes, **kwargs)
         return self.add(side, cls, True, Task(Named(message, nbytes), message.recv, room))
 
     def fetch(self, side, nbytes, tag=7, cls=COLLECTIVE, step=1 << 30):
