@@ -219,6 +219,8 @@ def test_partition_key_that_is_not_there(host, index, words):
     with pytest.raises(ValueError, match=f"HETCCL_IB_PKEY={index}.*mlx5_0:1.*{words}"):
         cards(found, host, ib_pkey=index)
     assert names(cards(found, host, ib_pkey=1)) == ["mlx5_0:1"] * 2
+    with pytest.raises(ValueError, match="index 0 only"):
+        cards([port(gids=usual_table(V4), npkeys=1)], host, ib_pkey=1)
 
 
 def test_an_empty_default_partition_key_is_the_users_fault_only_if_asked_for(host):
