@@ -69,8 +69,9 @@ cdef dict EVENTS = {
     ),
     HETCCL_MR_FORK: (
         logging.INFO,
-        "{name}: arrays go through buffers of hetccl's own, at the cost of a copy: on this kernel (Linux 5.12 is needed) "
-        "a child of fork would lose what lies in the same pages. Comm.register() registers an array all the same",
+        "{name}: arrays go through buffers of hetccl's own, at the cost of a copy: on this kernel (Linux 5.12 is "
+        "needed) a child of fork would lose what lies in the same pages. Comm.register() registers an array all the "
+        "same",
     ),
 }
 

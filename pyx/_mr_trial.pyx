@@ -4,11 +4,11 @@ Layer L2; nothing of the package uses it.
 """
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
 from hetccl._mr_cache cimport (
-    MrCache, hetccl_mr_cache_get, hetccl_mr_cache_put, hetccl_mr_cache_t, hetccl_mr_range_t, notes_report, process_notes,
+    MrCache, hetccl_mr_cache_get, hetccl_mr_cache_put, hetccl_mr_cache_t, hetccl_mr_range_t, notes_report,
+    process_notes,
 )
 from hetccl._mr_notes cimport buffer_note, register_begin, register_end
 from hetccl._rail cimport HETCCL_MEM_OF_ENGINE, HETCCL_MEM_OF_USER, hetccl_mem_t

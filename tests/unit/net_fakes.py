@@ -260,6 +260,27 @@ def descriptors():
     return found
 
 
+def mutated(rng, data):
+    """The data with a few bits, bytes or stretches changed, lost or added; never the data itself."""
+    while True:
+        result = bytearray(data)
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            at = rng.randrange(len(result)) if result else 0
+            change = rng.randrange(5)
+            if change == 0 and result:
+                result[at] ^= 1 << rng.randrange(8)
+            elif change == 1 and result:
+                result[at] = rng.randrange(256)
+            elif change == 2:
+                del result[at : at + rng.choice((1, 4, 1000))]
+            elif change == 3:
+                result[at:at] = rng.randbytes(rng.choice((1, 4, 64)))
+            else:
+                result[at : at + 8] = rng.choice((bytes(8), b"\xff" * 8))
+        if not result.startswith(data):
+            return bytes(result)
+
+
 @pytest.fixture
 def nothing_left():
     """The test gives all descriptors and threads back."""
