@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 from rdma_hosts import LINK_LOCAL, Host, big_server, gid, infiniband, member, port, table, usual_table
 
+from hetccl import _verbs
 from hetccl.config import Config
+from hetccl.errors import LibraryNotFound
 from hetccl.net import interfaces, nearness, nics
 from hetccl.topology import format_cpulist
 
@@ -300,3 +302,27 @@ def test_a_gpu_that_sysfs_does_not_show(tmp_path):
     lost = replace(members[6], pci="")
     assert nics.card(0, [lost], Config(), ports, made.roots)[0]["slot"] in range(4, 8)
     assert format_cpulist(lost.cores) == "32-63"
+
+
+def test_look_without_a_library(monkeypatch):
+    def devices(override, problems):
+        raise LibraryNotFound(f"libibverbs.so.1 not found; tried:\n  {override}: no such file")
+
+    monkeypatch.setattr(_verbs, "devices", devices)
+    assert nics.look(Config(verbs_lib="/nowhere/x.so")) == "libibverbs.so.1 not found"
+
+
+@pytest.mark.parametrize(
+    "problems, answer", [([], "no RDMA device"), (["siw0 is not used", "b"], "siw0 is not used; b")]
+)
+def test_look_without_a_device(monkeypatch, problems, answer):
+    monkeypatch.setattr(_verbs, "devices", lambda override, told: told.extend(problems) or [])
+    assert nics.look(Config()) == answer
+
+
+def test_look_tells_of_devices_that_it_leaves_out(monkeypatch, caplog):
+    ports = [port(gids=usual_table(V4))]
+    monkeypatch.setattr(_verbs, "devices", lambda override, told: told.append("siw0 is not used") or ports)
+    with caplog.at_level("INFO", "hetccl"):
+        assert nics.look(Config()) == ports
+    assert caplog.messages == ["RDMA: siw0 is not used"]
