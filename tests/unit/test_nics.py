@@ -315,9 +315,12 @@ def test_look_without_a_library(monkeypatch):
 @pytest.mark.parametrize(
     "problems, answer", [([], "no RDMA device"), (["siw0 is not used", "b"], "siw0 is not used; b")]
 )
-def test_look_without_a_device(monkeypatch, problems, answer):
+def test_look_without_a_device(monkeypatch, caplog, problems, answer):
     monkeypatch.setattr(_verbs, "devices", lambda override, told: told.extend(problems) or [])
-    assert nics.look(Config()) == answer
+    with caplog.at_level("INFO", "hetccl"):
+        assert nics.look(Config()) == answer
+    assert caplog.messages == [f"RDMA: {problem}" for problem in answer.split("; ")]
+    assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
 def test_look_tells_of_devices_that_it_leaves_out(monkeypatch, caplog):
