@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
+from hetccl._mr_cache cimport hetccl_mr_cache_t
 from hetccl._rail cimport Port, Rail, hetccl_mem_t, hetccl_port_t, hetccl_rail_ops_t, hetccl_rail_t, hetccl_write_t
 from hetccl._verbs cimport (
     Device, Verbs, hetccl_ibv_comp_channel_t, hetccl_ibv_context_t, hetccl_ibv_cq_t, hetccl_ibv_device_attr_t,
@@ -26,6 +27,7 @@ cdef extern from "hetccl/verbs_port.h" nogil:
         const hetccl_verbs_t* verbs
         hetccl_ibv_context_t* context
         hetccl_ibv_pd_t* pd
+        hetccl_mr_cache_t memory
         pthread_mutex_t events_lock
         hetccl_verbs_port_t* ports
 

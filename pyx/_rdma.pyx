@@ -17,6 +17,7 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from hetccl._mr_cache cimport cache_close, cache_open
 from hetccl._rail cimport (
     HETCCL_FAULT_DEVICE, HETCCL_FAULT_POST, HETCCL_FAULT_WC, HETCCL_RAIL_NEW, HETCCL_RAIL_UP, Port, Rail,
     hetccl_rail_fault_t,
@@ -86,6 +87,7 @@ cdef class OpenDevice:
     def __dealloc__(self):
         # A child process of a fork would close what is its parent's.
         if self.state.pd is not NULL and self.owner_pid == getpid():
+            cache_close(&self.state.memory)
             self.verbs.table.dealloc_pd(self.state.pd)
             pthread_mutex_destroy(&self.state.events_lock)
 
@@ -115,6 +117,7 @@ cdef OpenDevice device_opened(str name):
         rc = errno
     if opened.state.pd is NULL:
         verbs_raise("ibv_alloc_pd", rc, name, 0, "")
+    cache_open(&opened.state.memory, table, opened.state.pd, name)
     the_devices[name] = opened
     return opened
 
