@@ -77,6 +77,7 @@ cdef extern from "hetccl/rail_verbs.h" nogil:
     int hetccl_verbs_rail_room(hetccl_rail_t* rail)
     int hetccl_verbs_rail_reg(hetccl_rail_t* rail, void* ptr, size_t nbytes, int whose, hetccl_mem_t* mem)
     void hetccl_verbs_rail_dereg(hetccl_rail_t* rail, hetccl_mem_t* mem)
+    void hetccl_verbs_rail_stop(hetccl_rail_t* rail)
     int hetccl_verbs_rail_drain(hetccl_verbs_rail_t* vr, int64_t timeout_ns)
     void hetccl_verbs_rail_close(hetccl_verbs_rail_t* vr)
 

@@ -219,6 +219,7 @@ cdef int port_open(RdmaPort self) except -1:
     state.ops.max_write = min(self.attr.max_msg_sz, LARGEST_WRITE)
     state.ops.write, state.ops.room = hetccl_verbs_rail_write, hetccl_verbs_rail_room
     state.ops.reg, state.ops.dereg = hetccl_verbs_rail_reg, hetccl_verbs_rail_dereg
+    state.ops.stop = hetccl_verbs_rail_stop
     call = "ibv_create_comp_channel"
     with nogil:
         state.channel = table.create_comp_channel(state.device.context)

@@ -127,6 +127,13 @@ cdef class Polled:
             return HETCCL_EPEER
         return HETCCL_ENETWORK if self.peers[peer].state == HETCCL_WIRE_FAILED else 0
 
+    cdef bint is_busy(self) noexcept nogil:
+        cdef int i
+        for i in range(self.watch.nports):
+            if self.watch.ports[i].unsent:
+                return self.nlive > 0
+        return False
+
     cdef void quiet(self) noexcept nogil:
         cdef int i
         for i in range(self.nlive):

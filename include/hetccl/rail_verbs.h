@@ -74,6 +74,19 @@ static inline int hetccl_verbs_rail_drain(hetccl_verbs_rail_t *vr, int64_t timeo
     return 0;
 }
 
+/* How long a device may take to give back the requests of a queue pair in ERR. */
+#define HETCCL_VERBS_STOP_NS INT64_C(1000000000)
+
+/* A queue pair that is drained because it is stopped has no fault by that. */
+static inline void hetccl_verbs_rail_stop(hetccl_rail_t *rail) {
+    hetccl_rail_fault_t fault = rail->fault;
+    if (rail->state == HETCCL_RAIL_CLOSED) return;
+    rail->state = HETCCL_RAIL_FAILED; /* receives that are taken now are not posted again */
+    hetccl_verbs_rail_drain((hetccl_verbs_rail_t *)rail, HETCCL_VERBS_STOP_NS);
+    rail->fault = fault;
+    rail->state = HETCCL_RAIL_CLOSED;
+}
+
 /* Give the queue pair and its slot back. */
 static inline void hetccl_verbs_rail_close(hetccl_verbs_rail_t *vr) {
     if (vr->qp == NULL) return;
