@@ -107,6 +107,21 @@ cdef void cache_close(hetccl_mr_cache_t* cache) noexcept:
         pthread_mutex_unlock(&notes.lock)
 
 
+def registered():
+    """What is registered now: a dict for each open device: "device" (name), "arrays" (registrations of users' memory),
+    "nbytes" (of those), "own" (registrations of hetccl's own memory), "limit" (the most that nbytes may be)."""
+    cdef hetccl_mr_cache_t* cache
+    found = []
+    notes_lock()
+    cache = notes.caches
+    while cache != NULL:
+        found.append({"device": cache.name, "arrays": cache.count, "nbytes": cache.nbytes, "own": cache.nengine,
+                      "limit": cache.max_nbytes})
+        cache = cache.next
+    notes_unlock()
+    return [{**entry, "device": entry["device"].decode()} for entry in found]
+
+
 cdef int notes_report() except -1:
     if notes.news:
         notes.news = 0
