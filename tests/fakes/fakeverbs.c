@@ -183,12 +183,6 @@ API hetccl_ibv_mr_t *ibv_reg_mr(hetccl_ibv_pd_t *pd, void *ptr, size_t nbytes, i
     return error ? failed(error) : mr_new(pd, (uintptr_t)ptr, (uintptr_t)ptr, nbytes, access);
 }
 
-API hetccl_ibv_mr_t *ibv_reg_mr_iova2(hetccl_ibv_pd_t *pd, void *ptr, size_t nbytes, uint64_t iova, unsigned access) {
-    int error = called("reg_mr_iova2");
-    if (!error) error = range_check((uintptr_t)ptr, nbytes);
-    return error ? failed(error) : mr_new(pd, (uintptr_t)ptr, iova, nbytes, (int)access);
-}
-
 /* The descriptor is any that can be mapped, as the fake CUDA driver's are. */
 API hetccl_ibv_mr_t *ibv_reg_dmabuf_mr(hetccl_ibv_pd_t *pd, uint64_t offset, size_t nbytes, uint64_t iova, int fd,
                                        int access) {

@@ -200,15 +200,4 @@ API ssize_t _ibv_query_gid_table(hetccl_ibv_context_t *context, hetccl_ibv_gid_e
     return (ssize_t)count;
 }
 
-API int ibv_query_pkey(hetccl_ibv_context_t *context, uint8_t number, int index, uint16_t *pkey) {
-    int error = called("query_pkey");
-    port_t *port = port_of(context, number);
-    if (error || !port || index < 0 || index >= port->attr.pkey_tbl_len) {
-        errno = error ? error : EINVAL;
-        return -1;
-    }
-    *pkey = 0xffff;
-    return 0;
-}
-
 #endif

@@ -24,6 +24,13 @@ def page(command, **variables):
     return json.loads(done.stdout) if "--json" in command else done.stdout
 
 
+def info(made):
+    """info's object in this environment."""
+    command = [sys.executable, "-m", "hetccl", "info", "--json"]
+    done = subprocess.run(command, env=made, capture_output=True, text=True, timeout=120, check=True)
+    return json.loads(done.stdout)
+
+
 def doctor(name, **variables):
     """[(status, text, advice)] of doctor's lines of this name."""
     checks = page(["doctor", "--json"], **variables)["checks"]
