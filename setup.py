@@ -38,6 +38,7 @@ MODULES = [
     "_mr_cache",
     "_mr_notes",
     "_mr_trial",
+    "_rdma_device",
     "_rdma",
     "_tcp",
     "_rail_trial",

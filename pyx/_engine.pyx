@@ -136,8 +136,6 @@ cdef class Engine:
         if self.wire is not None:
             self.wire.quiet()
         self.row.head = NULL
-        if self.wire is not None:
-            self.wire.quiet()
         self.mailbox.end(ANY, HETCCL_EBROKEN)
         self.board.raise_fault(reason, culprit)
 

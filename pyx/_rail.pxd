@@ -65,6 +65,7 @@ cdef extern from "hetccl/rail.h" nogil:
         int (*poll)(hetccl_port_t* port) noexcept nogil
         int (*arm)(hetccl_port_t* port) noexcept nogil
         int fd
+        int unsent
 
 
 cdef class Rail:

@@ -1,4 +1,4 @@
-"""What the engine polls for the peers that are reached over a network. C side: wire_peer.h, wire_link.h, wire_watch.h."""
+"""What the engine polls for the peers that are reached over a network. C side: wire_link.h, wire_watch.h."""
 
 from hetccl._mutex cimport hetccl_mutex_t
 from hetccl._rail cimport hetccl_port_t
@@ -53,6 +53,8 @@ cdef class Polled:
     cdef int arm(self) noexcept nogil
     # 0, or with what the traffic with this peer ends: HETCCL_EPEER or HETCCL_ENETWORK.
     cdef int status(self, int peer) noexcept nogil
+    # Whether something that was sent leaves this host only while poll() is called.
+    cdef bint is_busy(self) noexcept nogil
     # The communicator is broken: from now on no memory of the user's is read or written.
     cdef void quiet(self) noexcept nogil
     # Ask the connector to connect this peer, if it is not connected.

@@ -116,7 +116,7 @@ class Stream:
     def _arm(self):
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the time for it is over")
+            raise TimeoutError("timed out")
         self.sock.settimeout(left)
 
     def send(self, data):

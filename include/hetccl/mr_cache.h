@@ -1,8 +1,9 @@
 /* Registered memory (layer L2): which of a user's memory an RDMA device may reach directly, and until when.
  *
- * One cache per protection domain, all of them over the same noted ranges (mr_range.h). A rail gets keys for a message's
- * memory here and gives them back when the last write that uses them is complete. A range is registered whole when it
- * is first used, and stays so until its owner dies or room is needed: registering costs about as much as copying.
+ * One cache per protection domain, all of them over the same noted ranges (mr_range.h). A rail gets keys for the memory
+ * of a message here and gives them back when the last write that uses them is complete. A range is registered whole
+ * when it is first used, and stays so until its owner dies or room is needed: registering costs about as much as
+ * copying.
  *
  * Everything is guarded by one lock of the process, which is taken last: whoever holds it calls into libibverbs, never
  * into Python, and takes no other lock. So it may be taken with the GIL or an engine's mutex held. */

@@ -6,8 +6,8 @@
  * and if neither works, the caller stages the data in host memory. A way that fails before it has ever worked is not
  * tried again with that kind of memory on that RDMA device; one that has worked is refused to the allocation alone.
  *
- * An allocation is known by its buffer id, which the runtime asks for at each use, not by its address alone: after it is
- * freed, the next one may lie at the same address. Under the same lock as the rest of mr_cache.h. */
+ * An allocation is known by its buffer id, which the runtime is asked for at each use, not by its address alone: once
+ * it is freed, the next one may lie at the same address. Under the same lock as the rest of mr_cache.h. */
 #ifndef HETCCL_MR_DEVICE_H
 #define HETCCL_MR_DEVICE_H
 

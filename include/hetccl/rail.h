@@ -109,7 +109,8 @@ typedef struct hetccl_port {
     /* Before a sleep: from now on `fd` becomes readable when there is something to poll. MOVED: poll first, something
      * may have come meanwhile; DONE: armed. */
     int (*arm)(struct hetccl_port *port);
-    int fd; /* for epoll; it stays the same for the port's life */
+    int fd;     /* for epoll; it stays the same for the port's life */
+    int unsent; /* not 0: writes that were taken are still here, and leave only while poll() is called */
 } hetccl_port_t;
 
 #endif

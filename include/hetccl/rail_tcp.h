@@ -24,6 +24,12 @@ static int hetccl_tcp_write(hetccl_rail_t *base, const hetccl_write_t *write) {
 
 static int hetccl_tcp_room(hetccl_rail_t *base) { return HETCCL_TCP_DEPTH - (int)(base->posted - base->completed); }
 
+/* What is not read yet has not come. poll() and arm() leave alone what is not UP. */
+static void hetccl_tcp_stop(hetccl_rail_t *base) {
+    base->state = HETCCL_RAIL_CLOSED;
+    hetccl_tcp_forget_unsent((hetccl_tcp_rail_t *)base);
+}
+
 static const hetccl_rail_ops_t hetccl_tcp_rail_ops = {
     .name = "tcp",
     .max_write = HETCCL_TCP_MAX_WRITE,
@@ -31,6 +37,7 @@ static const hetccl_rail_ops_t hetccl_tcp_rail_ops = {
     .room = hetccl_tcp_room,
     .reg = hetccl_tcp_reg,
     .dereg = hetccl_tcp_dereg,
+    .stop = hetccl_tcp_stop,
 };
 
 /* Sends an acknowledgement that is due, over the first connection that can take it. */
@@ -148,6 +155,7 @@ static int hetccl_tcp_rail_connect(hetccl_tcp_rail_t *rail, const int *fds, int 
 /* In the child of a fork, sockets and epoll are still the parent's as well: they are closed there, and not ended. */
 static void hetccl_tcp_rail_close(hetccl_tcp_rail_t *rail, int is_owner) {
     hetccl_tcp_port_t *port = rail->port;
+    hetccl_tcp_forget_unsent(rail);
     for (hetccl_tcp_rail_t **at = &port->active; *at; at = &(*at)->next_active) {
         if (*at == rail) {
             *at = rail->next_active;

@@ -178,6 +178,7 @@ static int hetccl_tcp_send(hetccl_tcp_connection_t *connection) {
         total += (size_t)sent;
         if ((size_t)sent < batch.nbytes) connection->writable = 0;
     }
+    hetccl_tcp_note_unsent(connection, rail->base.state == HETCCL_RAIL_UP && hetccl_tcp_has_output(connection));
     return total > 0;
 }
 

@@ -84,6 +84,7 @@ typedef struct hetccl_tcp_connection {
     int8_t readable; /* there may be something to read */
     int8_t closing;  /* the end of the stream has been announced: read until it comes */
     int8_t ended;    /* nothing is read any more */
+    int8_t unsent;   /* counts in the port's `unsent` */
     /* Sending: */
     uint64_t next;          /* the number of the next write to send here */
     size_t sent;            /* of the frame under way, header included; 0: none is */
@@ -145,11 +146,21 @@ static inline void hetccl_tcp_activate(hetccl_tcp_rail_t *rail) {
     rail->port->active = rail;
 }
 
+static inline void hetccl_tcp_note_unsent(hetccl_tcp_connection_t *connection, int8_t unsent) {
+    connection->rail->port->base.unsent += unsent - connection->unsent;
+    connection->unsent = unsent;
+}
+
+static inline void hetccl_tcp_forget_unsent(hetccl_tcp_rail_t *rail) {
+    for (int i = 0; i < rail->nconnections; i++) hetccl_tcp_note_unsent(&rail->connections[i], 0);
+}
+
 static inline void hetccl_tcp_fail(hetccl_tcp_rail_t *rail, int kind, int code) {
     if (rail->base.state != HETCCL_RAIL_UP) return;
     rail->base.state = HETCCL_RAIL_FAILED;
     rail->base.fault = (hetccl_rail_fault_t){kind, code, 0, 0};
     for (int i = 0; i < rail->nconnections; i++) shutdown(rail->connections[i].fd, SHUT_RDWR);
+    hetccl_tcp_forget_unsent(rail);
 }
 
 static inline void hetccl_tcp_breach(hetccl_tcp_rail_t *rail) {

@@ -41,7 +41,7 @@ enum hetccl_ibv_access {
     HETCCL_IBV_ACCESS_LOCAL_WRITE = 1,
     HETCCL_IBV_ACCESS_REMOTE_WRITE = 2,
     HETCCL_IBV_ACCESS_REMOTE_READ = 4,
-    HETCCL_IBV_ACCESS_RELAXED_ORDERING = 1 << 20 /* reg_mr_iova2 alone; ignored by those that cannot */
+    HETCCL_IBV_ACCESS_RELAXED_ORDERING = 1 << 20
 };
 
 enum hetccl_ibv_qp_type { HETCCL_IBV_QPT_RC = 2 };
@@ -400,7 +400,7 @@ typedef struct hetccl_ibv_device_attr {
     int32_t max_qp_rd_atom;
     int32_t reserved0[2];
     int32_t max_qp_init_rd_atom;
-    int32_t reserved1[15];
+    int32_t reserved1[16];
     uint16_t max_pkeys;
     uint8_t local_ca_ack_delay;
     uint8_t phys_port_cnt;

@@ -70,8 +70,9 @@ def test_the_ladder(device, dmabuf, peermem):
         library.fake_fail(fake.REG, 0, NEVER, errno.EFAULT)
     first = device.use()
     assert (first is not None) == (dmabuf == WORKS or peermem)
-    events = set() if dmabuf == WORKS else {fake.DMABUF_FAILED} if peermem else {
-        fake.DMABUF_FAILED, fake.PEERMEM_FAILED}
+    events = (
+        set() if dmabuf == WORKS else {fake.DMABUF_FAILED} if peermem else {fake.DMABUF_FAILED, fake.PEERMEM_FAILED}
+    )
     assert device.told() == events
     if dmabuf != WORKS:
         reason = errno.EINVAL if dmabuf == IMPORT_FAILS else errno.EOPNOTSUPP

@@ -36,7 +36,7 @@ def cache():
     made = _mr_trial.Cache(library.fake_table(), 0, "fake0")
     made.limit(1000, 1 << 40)
     yield made
-    made.shut()
+    made.close()
     assert library.fake_live() == 0
 
 
@@ -132,7 +132,7 @@ def owned_by_others():
 
 @pytest.mark.parametrize("name", owned_by_others())
 def test_memory_of_unknown_life_is_staged_unless_registered(cache, name):
-    x, ptr, nbytes, kept = owned_by_others()[name]
+    x, ptr, nbytes, _kept = owned_by_others()[name]
     ptr = address(x) if ptr is None else ptr
     noted = _mr_trial.nnoted()
     _mr_trial.note(x, ptr, nbytes)
