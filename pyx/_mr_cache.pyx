@@ -1,5 +1,5 @@
-"""Layer L2: the registered memory of RDMA devices, as objects: one cache for each protection domain, over the ranges
-that the process has noted (_mr_notes). Rails use the C side (include/hetccl/mr_cache.h) without the GIL.
+"""Layer L2: the registered memory of RDMA devices: one cache for each protection domain, over the ranges that the
+process has noted (_mr_notes). Rails use the C side (include/hetccl/mr_cache.h) without the GIL.
 
 Gigabytes are registered under the lock, so it is waited for without the GIL; and nobody waits for the GIL with it. A
 child of fork never takes it: it may be held there for good, and the registrations are its parent's.
@@ -13,9 +13,6 @@ import resource
 cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_init(pthread_mutex_t* mutex, void* attributes) noexcept
     int pthread_mutex_trylock(pthread_mutex_t* mutex) noexcept
-
-cdef extern from "<unistd.h>" nogil:
-    int getpid() noexcept
 
 cdef extern from "hetccl/mr_cache.h" nogil:
     enum:
@@ -92,35 +89,37 @@ cdef void notes_unlock() noexcept:
     pthread_mutex_unlock(&notes.lock)
 
 
-cdef class MrCache:
-    """What of users' memory one RDMA device may reach directly."""
-
-    def __dealloc__(self):
-        if self.cache.notes != NULL and getpid() == self.owner_pid:
-            close_cache(&self.cache)
-
-    cdef int open(self, const hetccl_verbs_t* verbs, hetccl_ibv_pd_t* pd, str name) except -1:
-        cdef bytes text = name.encode()
-        cdef size_t limit = pinnable_bytes()
-        notes_lock()
-        hetccl_mr_cache_open(&self.cache, &notes, verbs, pd, text, MAX_REGISTRATIONS, limit)
-        notes_unlock()
-        self.owner_pid = getpid()
-        return 0
-
-    cdef int close(self) except -1:
-        if self.cache.notes == NULL:
-            return 0
-        notes_report()
-        close_cache(&self.cache)
-        return 0
+cdef int cache_open(hetccl_mr_cache_t* cache, const hetccl_verbs_t* verbs, hetccl_ibv_pd_t* pd, str name) except -1:
+    cdef bytes text = name.encode()
+    cdef size_t limit = pinnable_bytes()
+    notes_lock()
+    hetccl_mr_cache_open(cache, &notes, verbs, pd, text, MAX_REGISTRATIONS, limit)
+    notes_unlock()
+    return 0
 
 
-cdef void close_cache(hetccl_mr_cache_t* cache) noexcept:
+cdef void cache_close(hetccl_mr_cache_t* cache) noexcept:
+    if cache.notes == NULL:
+        return
     with nogil:
         pthread_mutex_lock(&notes.lock)
         hetccl_mr_cache_close(cache)
         pthread_mutex_unlock(&notes.lock)
+
+
+def registered():
+    """What is registered now: a dict for each open device: "device" (name), "arrays" (registrations of users' memory),
+    "nbytes" (of those), "own" (registrations of hetccl's own memory), "limit" (the most that nbytes may be)."""
+    cdef hetccl_mr_cache_t* cache
+    found = []
+    notes_lock()
+    cache = notes.caches
+    while cache != NULL:
+        found.append({"device": cache.name, "arrays": cache.count, "nbytes": cache.nbytes, "own": cache.nengine,
+                      "limit": cache.max_nbytes})
+        cache = cache.next
+    notes_unlock()
+    return [{**entry, "device": entry["device"].decode()} for entry in found]
 
 
 cdef int notes_report() except -1:

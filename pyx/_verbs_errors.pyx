@@ -52,7 +52,7 @@ EVENTS = (
 )
 
 # Calls whose memory counts against RLIMIT_MEMLOCK, and the errors that say so.
-LOCKING = ("ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_reg_dmabuf_mr", "ibv_create_cq", "ibv_resize_cq", "ibv_create_qp")
+LOCKING = ("ibv_reg_mr", "ibv_reg_dmabuf_mr", "ibv_create_cq", "ibv_resize_cq", "ibv_create_qp")
 LOCKED_OUT = (errno.ENOMEM, errno.EPERM, errno.EAGAIN)
 
 # What to do, by call and error.

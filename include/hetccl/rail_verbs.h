@@ -7,6 +7,7 @@
 #ifndef HETCCL_RAIL_VERBS_H
 #define HETCCL_RAIL_VERBS_H
 
+#include "hetccl/mr_cache.h"
 #include "hetccl/process.h"
 #include "hetccl/verbs_port.h"
 
@@ -52,18 +53,11 @@ static inline int hetccl_verbs_rail_write(hetccl_rail_t *rail, const hetccl_writ
 }
 
 static inline int hetccl_verbs_rail_reg(hetccl_rail_t *rail, void *ptr, size_t nbytes, int whose, hetccl_mem_t *mem) {
-    hetccl_verbs_device_t *device = ((hetccl_verbs_rail_t *)rail)->port->device;
-    if (whose != HETCCL_MEM_OF_ENGINE) return HETCCL_AGAIN;
-    hetccl_ibv_mr_t *mr = device->verbs->reg_mr(device->pd, ptr, nbytes,
-                                                HETCCL_IBV_ACCESS_LOCAL_WRITE | HETCCL_IBV_ACCESS_REMOTE_WRITE);
-    if (mr == NULL) return HETCCL_AGAIN;
-    *mem = (hetccl_mem_t){mr->lkey, mr->rkey, mr};
-    return HETCCL_DONE;
+    return hetccl_mr_cache_get(((hetccl_verbs_rail_t *)rail)->port->device->cache, ptr, nbytes, whose, mem);
 }
 
 static inline void hetccl_verbs_rail_dereg(hetccl_rail_t *rail, hetccl_mem_t *mem) {
-    ((hetccl_verbs_rail_t *)rail)->port->device->verbs->dereg_mr(mem->handle);
-    mem->handle = NULL;
+    hetccl_mr_cache_put(((hetccl_verbs_rail_t *)rail)->port->device->cache, mem);
 }
 
 /* Stop the queue pair, so that nothing more goes or comes; take in what has arrived before; errno of what failed, 0.
