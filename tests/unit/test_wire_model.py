@@ -108,7 +108,7 @@ class Model:
 
 
 @pytest.mark.parametrize("failing", [False, True], ids=["whole", "failing"])
-@pytest.mark.parametrize("seed", range(400))
+@pytest.mark.parametrize("seed", range(200))
 def test_random_traffic(seed, failing):
     model = Model(seed)
     model.run(failing)

@@ -213,6 +213,56 @@ def test_one_rail_fails_after_the_other(copied, number, second):
     story.check()
 
 
+def test_what_was_told_of_an_earlier_rail_is_old():
+    """The receiver closed rail 1 before two cells came, and the sender learns of that last."""
+    ends = Ends(nrails=3)
+    pair, data = ends.pair, [body(k, 10 + k) for k in range(3)]
+    received = [ends.receive(1, len(part)) for part in data]
+    pair.fail(1, 1)
+    ends.advance(1)
+    old = pair.close_rail(1, 1)
+    for part in data[:2]:
+        ends.send(0, part)
+    ends.advance(0)
+    assert pair.deliver(0, 0)
+    assert pair.deliver(0, 0)
+    pair.fail(0, 0)
+    new = [pair.close_rail(side, 0) for side in range(2)]
+    assert (old["cells"], new[1]["cells"]) == ([0, 0], [0, 2])
+    assert pair.resume(0, 0, new[1]) == DONE
+    ends.send(0, data[2])
+    ends.advance(0)
+    assert pair.under_way(0, 1) > 0
+    mine = pair.close_rail(0, 1)
+    assert pair.resume(0, 1, old) == DONE
+    assert pair.resume(1, 0, new[0]) == pair.resume(1, 1, mine) == DONE
+    ends.settle()
+    assert [task.got() for task in received] == data
+    ends.assert_clean()
+
+
+def test_a_message_is_done_only_when_its_writes_are_complete():
+    """However late that is told: the peer may have asked for 64 pieces more meanwhile."""
+    ends = Ends(nrails=2, chunk_bytes=64, cut_bytes=64, nchunks=2, depth=200, zero_copy=(True, False))
+    pair, data = ends.pair, [body(1, 128), body(2, 64 * 130)]
+    sent = [ends.send(0, part, tag=k, sync=True) for k, part in enumerate(data)]
+    received = [ends.receive(1, len(part), tag=k) for k, part in enumerate(data)]
+    for _ in range(300):
+        for side in range(2):
+            ends.advance(side)
+            for rail in range(2):
+                while pair.deliver(side, rail):
+                    pass
+        pair.complete(1, 0)
+    assert [task.got() for task in received] == data
+    assert [task.result for task in sent] == [None, None]
+    for rail, results in ((0, [None, None]), (1, [DONE, DONE])):
+        pair.complete(0, rail)
+        ends.advance(0)
+        assert [task.result for task in sent] == results
+    ends.assert_clean()
+
+
 @memory
 @pytest.mark.parametrize("nrails", [1, 2])
 def test_no_rail_is_left(nrails, zero_copy):
