@@ -3,12 +3,10 @@
 from pathlib import Path
 
 from hetccl import _rdma, _verbs, topology
-from hetccl._verbs_errors import memlock_advice, memlock_text
+from hetccl._verbs_errors import may_lock_all, memlock_advice, memlock_text
 from hetccl.cli.host import Check
 from hetccl.errors import LibraryNotFound, VerbsError
 
-# capabilities(7): a process that has it may lock any amount of memory.
-CAP_IPC_LOCK = 14
 # Immediate values that the other end may have on their way: it is the same queue pair, and sends none.
 TRIAL_RECEIVES = 1
 
@@ -69,12 +67,12 @@ def checks(settings, cards):
         yield connection(card, given)
 
 
-def memlock(proc=Path("/proc/self/status")):
+def memlock():
     """Whether memory can be registered without a limit."""
     limit = memlock_text()
     if limit == "unlimited":
         return Check("locked memory", "ok", "unlimited")
-    if _may_lock_all(proc):
+    if may_lock_all():
         return Check("locked memory", "ok", f"RLIMIT_MEMLOCK is {limit}, and this process has CAP_IPC_LOCK")
     text = f"RLIMIT_MEMLOCK is {limit}: large buffers go through memory that is registered once, with one copy more"
     return Check("locked memory", "warn", text, memlock_advice())
@@ -110,9 +108,3 @@ def _facts(port):
         yield Path(port["sys"]).name
     if port["numa"] >= 0:
         yield f"NUMA node {port['numa']}"
-
-
-def _may_lock_all(proc):
-    """Whether the process's effective capabilities have CAP_IPC_LOCK. Source: proc(5), CapEff."""
-    found = [line for line in proc.read_text().splitlines() if line.startswith("CapEff:")]
-    return bool(found) and bool(int(found[0].split()[1], 16) >> CAP_IPC_LOCK & 1)

@@ -283,6 +283,12 @@ def test_memlock_in_words(monkeypatch, limit, text):
     assert text in advice and ("ulimit -l" in advice) == (limit >= 0)
 
 
+@pytest.mark.parametrize("capabilities, may", [("0000000000004000", True), ("ffffffffffffbfff", False), (None, False)])
+def test_the_capability_to_lock_memory(tmp_path, capabilities, may):
+    (tmp_path / "status").write_text("Name:\tpython\n" + (f"CapEff:\t{capabilities}\n" if capabilities else ""))
+    assert _verbs_errors.may_lock_all(tmp_path / "status") is may
+
+
 def rows():
     """[(symbol, version, "1" if needed)] of verbs.h."""
     table = (ROOT / "include/hetccl/verbs.h").read_text().replace("\\\n", " ")
