@@ -6,7 +6,20 @@ import struct
 import pytest
 from mailboxes import Room
 from wires import (
-    AGAIN, CELL, COLLECTIVE, CREDIT, CTS, DONE, ENETWORK, FIN, HEADER_BYTES, PAYLOAD, POINT_TO_POINT, Ends, body, imm,
+    AGAIN,
+    CELL,
+    COLLECTIVE,
+    CREDIT,
+    CTS,
+    DONE,
+    ENETWORK,
+    FIN,
+    HEADER_BYTES,
+    PAYLOAD,
+    POINT_TO_POINT,
+    Ends,
+    body,
+    imm,
 )
 
 BREACH = {"cell": 1, "cts": 2, "fin": 3, "credit": 4}
@@ -52,10 +65,21 @@ def assert_up(ends):
 @pytest.mark.parametrize(
     "header",
     [
-        cell(nbytes=PAYLOAD + 1), cell(nbytes=2**64 - 1), cell(nbytes=2**63, kind=RTS), cell(seq=1),
-        cell(seq=2**32 - 1), cell(seq=1, nbytes=3000, kind=RTS), cell(seq=2**32 - 1, nbytes=3000, kind=RTS),
-        cell(position=1), cell(position=2**25), cell(kind=0), cell(kind=3), cell(flags=1),
-        cell(reserved=1), bytes(HEADER_BYTES), b"\xff" * HEADER_BYTES,
+        cell(nbytes=PAYLOAD + 1),
+        cell(nbytes=2**64 - 1),
+        cell(nbytes=2**63, kind=RTS),
+        cell(seq=1),
+        cell(seq=2**32 - 1),
+        cell(seq=1, nbytes=3000, kind=RTS),
+        cell(seq=2**32 - 1, nbytes=3000, kind=RTS),
+        cell(position=1),
+        cell(position=2**25),
+        cell(kind=0),
+        cell(kind=3),
+        cell(flags=1),
+        cell(reserved=1),
+        bytes(HEADER_BYTES),
+        b"\xff" * HEADER_BYTES,
     ],
     ids=bytes.hex,
 )
@@ -118,8 +142,15 @@ def test_a_header_that_changes_after_it_was_read():
 @pytest.mark.parametrize(
     "cts",
     [
-        entry(position=1), entry(reserved=1), entry(nbytes=3001), entry(offset=1), entry(offset=2**64 - 1),
-        entry(offset=2**63, nbytes=2**63), entry(nbytes=0), entry(total=10, nbytes=10, seq=1), b"\xff" * CTS_BYTES,
+        entry(position=1),
+        entry(reserved=1),
+        entry(nbytes=3001),
+        entry(offset=1),
+        entry(offset=2**64 - 1),
+        entry(offset=2**63, nbytes=2**63),
+        entry(nbytes=0),
+        entry(total=10, nbytes=10, seq=1),
+        b"\xff" * CTS_BYTES,
     ],
     ids=bytes.hex,
 )
@@ -132,7 +163,8 @@ def test_a_bad_request(cts, cls):
 
 
 @pytest.mark.parametrize(
-    "cts", [entry(tag=8), entry(total=3001), entry(total=2999, nbytes=2999), entry(offset=100, nbytes=2900)],
+    "cts",
+    [entry(tag=8), entry(total=3001), entry(total=2999, nbytes=2999), entry(offset=100, nbytes=2900)],
     ids=bytes.hex,
 )
 def test_a_request_for_another_message(cts):

@@ -1,28 +1,35 @@
 """Messages over a wire of one rail: eager and asked for, from and into the user's memory or through hetccl's."""
 
-import numpy as np
 import pytest
-from mailboxes import Room
 from wires import (
-    AGAIN, COLLECTIVE, DONE, ELENGTH, ETAG, PAYLOAD, POINT_TO_POINT, Ends, body, connect,
+    AGAIN,
+    COLLECTIVE,
+    DONE,
+    ELENGTH,
+    ETAG,
+    PAYLOAD,
+    POINT_TO_POINT,
+    Ends,
+    body,
 )
-
-from hetccl._wire_trial import Pair
 
 classes = pytest.mark.parametrize("cls", [COLLECTIVE, POINT_TO_POINT], ids=["collective", "point_to_point"])
-sizes = pytest.mark.parametrize("nbytes", [0, 1, 31, 32, 33, PAYLOAD, PAYLOAD + 1, 256, 257, 1025, 5000])
+SIZES = (1, 31, 32, 33, PAYLOAD, PAYLOAD + 1, 256, 257, 1025, 5000)
+# A plan has no empty messages.
+classes_and_sizes = pytest.mark.parametrize(
+    "cls, nbytes", [(POINT_TO_POINT, 0), *((cls, nbytes) for cls in (COLLECTIVE, POINT_TO_POINT) for nbytes in SIZES)]
+)
 memory = pytest.mark.parametrize(
-    "zero_copy", [(True, True), (False, True), (True, False), (False, False)], ids=["direct", "staged", "landed", "both"]
+    "zero_copy",
+    [(True, True), (False, True), (True, False), (False, False)],
+    ids=["direct", "staged", "landed", "both"],
 )
 
 
-@classes
-@sizes
+@classes_and_sizes
 @memory
 @pytest.mark.parametrize("first", ["sender", "receiver"])
 def test_a_message_arrives(cls, nbytes, zero_copy, first):
-    if cls == COLLECTIVE and nbytes == 0:
-        pytest.skip("a plan has no empty messages")
     ends, data = Ends(zero_copy=zero_copy), body(nbytes, nbytes)
     if first == "sender":
         ends.send(0, data, cls=cls)
@@ -213,85 +220,6 @@ def test_the_two_inboxes_differ(shapes):
     ends.assert_clean()
 
 
-@pytest.mark.parametrize(
-    "shape", [(0, 256), (1, 256), (3, 256), (2048, 256), (4, 64), (4, 130), (4, (1 << 20) + 64), (2**32 - 1, 2**32 - 1)]
-)
-def test_a_peer_with_an_impossible_inbox_is_refused(shape):
-    pair = Pair()
-    assert pair.open(0) == pair.open(1) == (DONE, -1)
-    assert pair.attach(0, shape) == (ELENGTH, -1)
-    pair.close(0)
-    assert (pair.state(0), pair.registrations(0)) == ("unconnected", (0, 0))
-
-
-@pytest.mark.parametrize("step", ["open", "attach"])
-@pytest.mark.parametrize("rail", [0, 1, 3])
-def test_memory_that_cannot_be_registered(step, rail):
-    pair = Pair(nrails=4)
-    for name in ("open", "attach"):
-        if name == step:
-            pair.refuse(0, rail, engine=True)
-        for side in range(2):
-            expected = (-5, rail) if (name, side) == (step, 0) else (DONE, -1)
-            assert getattr(pair, name)(side) == expected
-        if name == step:
-            break
-    pair.close(0)
-    assert (pair.state(0), pair.registrations(0)) == ("unconnected", (0, 0))
-    assert pair.broken == []
-
-
-def test_memory_is_registered_while_it_is_used():
-    ends = Ends()
-    ends.send(0, body(1, 3000))
-    ends.receive(1, 3000)
-    ends.settle()
-    assert [ends.pair.registrations(side) for side in range(2)] == [(0, 2)] * 2
-    for side in range(2):
-        ends.pair.close(side)
-    assert [ends.pair.registrations(side) for side in range(2)] == [(0, 0)] * 2
-    assert [ends.pair.state(side) for side in range(2)] == ["unconnected"] * 2
-    assert ends.pair.broken == []
-
-
-@pytest.mark.parametrize("receive", [False, True])
-@classes
-def test_the_first_use_asks_for_a_connection(receive, cls):
-    pair = Pair()
-    message = pair.message(0, receive, cls, bytearray(8), 7)
-    assert pair.state(0) == "unconnected"
-    assert (message.recv() if receive else message.send()) == AGAIN
-    assert pair.state(0) == "wanted"
-    for step in (pair.open, pair.attach):
-        for side in range(2):
-            step(side)
-    assert pair.state(0) == "ready"
-    assert (message.recv() if receive else message.send()) == AGAIN
-    for side in range(2):
-        pair.go(side)
-    if not receive:
-        assert message.send() == DONE
-
-
-def test_looking_asks_for_no_connection():
-    pair = Pair()
-    assert pair.peek(0, POINT_TO_POINT) == AGAIN
-    assert pair.state(0) == "unconnected"
-
-
-def test_what_comes_before_this_side_may_send_is_taken_in():
-    pair = Pair()
-    for step in (pair.open, pair.attach):
-        for side in range(2):
-            step(side)
-    pair.go(0)
-    data, room = body(1, 60), Room(60)
-    assert pair.message(0, False, POINT_TO_POINT, data, 7).send() == DONE
-    assert pair.deliver(0, 0)
-    assert pair.message(1, True, POINT_TO_POINT, room.view, 7).recv() == DONE
-    assert room.got(60) == data
-
-
 @pytest.mark.parametrize("nbytes", [1, PAYLOAD, PAYLOAD + 1, 257, 4096, 5000])
 @pytest.mark.parametrize("step", [1, 16, 100, 1 << 20])
 @pytest.mark.parametrize("first", ["sender", "receiver"])
@@ -395,9 +323,17 @@ def test_a_late_announcement_of_a_message_that_is_complete():
 
 
 @pytest.mark.parametrize("expected", [1000, 1200, 2000])
-@pytest.mark.parametrize("sent, tag, fault", [
-    (1000, 8, ETAG), (224, 7, ELENGTH), (1, 8, ETAG), (1001, 7, ELENGTH), (5000, 7, ELENGTH), (5000, 9, ETAG),
-])
+@pytest.mark.parametrize(
+    "sent, tag, fault",
+    [
+        (1000, 8, ETAG),
+        (224, 7, ELENGTH),
+        (1, 8, ETAG),
+        (1001, 7, ELENGTH),
+        (5000, 7, ELENGTH),
+        (5000, 9, ETAG),
+    ],
+)
 @pytest.mark.parametrize("first", ["sender", "receiver", "crossing"])
 @pytest.mark.parametrize("fetch", [False, True], ids=["recv", "fetch"])
 def test_another_message_than_expected_is_a_fault(expected, sent, tag, fault, first, fetch):
@@ -439,70 +375,3 @@ def test_past_the_cache(past_cache, nbytes):
     received = ends.receive(1, nbytes, past_cache=past_cache)
     ends.settle()
     assert received.got() == data
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, PAYLOAD, PAYLOAD + 1, 3000])
-@pytest.mark.parametrize("sync", [False, True])
-@memory
-def test_set_aside(nbytes, sync, zero_copy):
-    ends = Ends(zero_copy=zero_copy)
-    pair, data, after = ends.pair, body(6, nbytes), body(7, 12)
-    sent = ends.send(0, data, tag=5, sync=sync)
-    ends.send(0, after)
-    ends.settle()
-    asked = nbytes > PAYLOAD or sync
-    assert pair.peek(1, POINT_TO_POINT) == (nbytes, 0 if asked else nbytes, 5)
-    aside = pair.set_aside(1, POINT_TO_POINT)
-    assert aside.held == (nbytes, 5, None if asked or nbytes == 0 else data)
-    received = ends.receive(1, 12)
-    ends.settle()
-    assert received.got() == after
-    assert sent.result == (None if asked else DONE)
-    room = Room(nbytes)
-    message = pair.message(1, True, POINT_TO_POINT, room.view, 5)
-    for _ in range(100):
-        status = aside.recv(message)
-        if status == DONE:
-            break
-        assert status >= 0
-        ends.settle()
-    assert status == DONE
-    assert room.got(nbytes) == data
-    ends.settle()
-    ends.assert_clean()
-
-
-def test_nothing_to_set_aside():
-    assert connect().set_aside(0, POINT_TO_POINT) == AGAIN
-
-
-def test_set_aside_and_received_with_another_length():
-    ends = Ends()
-    ends.send(0, body(1, 3000))
-    ends.settle()
-    aside = ends.pair.set_aside(1, POINT_TO_POINT)
-    assert aside.recv(ends.pair.message(1, True, POINT_TO_POINT, bytearray(2999), 7)) == ELENGTH
-
-
-@pytest.mark.parametrize("count", [1, 16, 40])
-def test_many_set_aside_are_received_in_any_order(count):
-    ends = Ends(shapes=((64, 256), (64, 256)))
-    data = [body(k, 300 + k) for k in range(count)]
-    for k, part in enumerate(data):
-        ends.send(0, part, tag=k)
-    asides = []
-    for _ in range(count):
-        ends.settle()
-        asides.append(ends.pair.set_aside(1, POINT_TO_POINT))
-    rooms = [Room(len(part)) for part in data]
-    waiting = [(asides[k], ends.pair.message(1, True, POINT_TO_POINT, rooms[k].view, k))
-               for k in np.random.default_rng(1).permutation(count)]
-    for _ in range(1000):
-        waiting = [pair for pair in waiting if pair[0].recv(pair[1]) != DONE]
-        ends.settle()
-        if not waiting:
-            break
-    assert waiting == []
-    assert [rooms[k].got(len(data[k])) for k in range(count)] == data
-    ends.settle()
-    ends.assert_clean()

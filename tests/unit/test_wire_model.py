@@ -16,9 +16,15 @@ class Model:
         pick = self.random.choice
         self.nrails = pick((1, 2, 3, 4))
         self.ends = Ends(
-            nrails=self.nrails, shapes=(self.shape(), self.shape()), depth=pick((1, 2, 5, 16)), nchunks=pick((1, 2, 5)),
-            chunk_bytes=pick((64, 128, 512)), cut_bytes=pick((64, 256)), max_write=pick((50, 200, 1 << 20)),
-            first=pick((0, 2**25 - 20, 2**32 - 20)), zero_copy=(pick((False, True)), pick((False, True))),
+            nrails=self.nrails,
+            shapes=(self.shape(), self.shape()),
+            depth=pick((1, 2, 5, 16)),
+            nchunks=pick((1, 2, 5)),
+            chunk_bytes=pick((64, 128, 512)),
+            cut_bytes=pick((64, 256)),
+            max_write=pick((50, 200, 1 << 20)),
+            first=pick((0, 2**25 - 20, 2**32 - 20)),
+            zero_copy=(pick((False, True)), pick((False, True))),
         )
         self.expected = []
         # Messages to come: each side's calls, in the order in which it makes them.
@@ -33,9 +39,12 @@ class Model:
         """Sends to the other side, and this side's receives of its sends, each direction and class in order."""
         if side == 0:
             self.messages = {
-                (sender, cls): [(self.random.choice(SIZES if cls == COLLECTIVE else (0, *SIZES)), k)
-                                for k in range(self.random.randrange(15))]
-                for sender in range(2) for cls in range(2)
+                (sender, cls): [
+                    (self.random.choice(SIZES if cls == COLLECTIVE else (0, *SIZES)), k)
+                    for k in range(self.random.randrange(15))
+                ]
+                for sender in range(2)
+                for cls in range(2)
             }
         rows = {(sender, cls): list(row) for (sender, cls), row in self.messages.items()}
         calls = [key for key, row in rows.items() for _ in row]
@@ -102,7 +111,7 @@ class Model:
             for side in range(2):
                 self.call(side)
             self.mend()
-            moved = any([self.ends.advance(side) for side in range(2)])
+            moved = self.ends.advance_both()
             if not self.ends.carry() and not moved and not self.mending and self.calls == [[], []]:
                 break
 

@@ -3,6 +3,8 @@
 import pytest
 from wires import AGAIN, COLLECTIVE, DONE, ENETWORK, EPEER, FAILED, LOST, POINT_TO_POINT, Ends, body
 
+from hetccl._wire_trial import Pair
+
 memory = pytest.mark.parametrize("zero_copy", [(True, True), (False, False)], ids=["direct", "copied"])
 classes = pytest.mark.parametrize("cls", [COLLECTIVE, POINT_TO_POINT], ids=["collective", "point_to_point"])
 
@@ -26,8 +28,16 @@ def test_a_message_is_spread_over_the_rails(nrails, nbytes, zero_copy):
 
 @pytest.mark.parametrize(
     "nbytes, parts",
-    [(225, [225, 0, 0, 0]), (255, [255, 0, 0, 0]), (256, [128, 128, 0, 0]), (383, [192, 191, 0, 0]),
-     (384, [128, 128, 128, 0]), (511, [192, 192, 127, 0]), (512, [128] * 4), (5121, [1344] * 3 + [1089])],
+    [
+        (225, [225, 0, 0, 0]),
+        (255, [255, 0, 0, 0]),
+        (256, [128, 128, 0, 0]),
+        (383, [192, 191, 0, 0]),
+        (384, [128, 128, 128, 0]),
+        (511, [192, 192, 127, 0]),
+        (512, [128] * 4),
+        (5121, [1344] * 3 + [1089]),
+    ],
 )
 def test_no_part_is_short(nbytes, parts):
     ends = Ends(nrails=4, cut_bytes=128)
@@ -86,7 +96,7 @@ class Story:
         """Until nothing moves; when so many writes have been delivered, lose() is called. How many there were."""
         count = 0
         for _ in range(2000):
-            moved = any([self.ends.advance(side) for side in range(2)])
+            moved = self.ends.advance_both()
             for side in range(2):
                 for rail in range(self.ends.nrails):
                     if count == fail_at:
@@ -107,8 +117,11 @@ class Story:
         self.ends.assert_clean()
 
 
-WRITES = {(nrails, copied): Story(nrails=nrails, zero_copy=(not copied, not copied)).run()
-          for nrails in (2, 3) for copied in (False, True)}
+WRITES = {
+    (nrails, copied): Story(nrails=nrails, zero_copy=(not copied, not copied)).run()
+    for nrails in (2, 3)
+    for copied in (False, True)
+}
 
 
 def every_write(nrails, step=1):
@@ -118,7 +131,7 @@ def every_write(nrails, step=1):
 
 
 def test_the_story_without_a_loss():
-    for (nrails, copied) in WRITES:
+    for nrails, copied in WRITES:
         story = Story(nrails=nrails, zero_copy=(not copied, not copied))
         story.run()
         story.check()
@@ -144,7 +157,7 @@ def test_a_rail_fails_at_every_single_write(copied, number, rail, notices):
     story.check()
 
 
-@every_write(2, 3)
+@every_write(2, 5)
 @pytest.mark.parametrize("rail", [0, 1])
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_rail_fails_on_both_sides_and_the_other_goes_on_meanwhile(copied, number, rail, first):
@@ -164,7 +177,7 @@ def test_a_rail_fails_on_both_sides_and_the_other_goes_on_meanwhile(copied, numb
     story.check()
 
 
-@every_write(3, 3)
+@every_write(3, 9)
 @pytest.mark.parametrize("closes", [((0, 1), (1, 0)), ((0, 1), (0, 1)), ((1, 0), (0, 1)), ((0, 2), (2, 0))])
 @pytest.mark.parametrize("resumes", [((0, 1), (1, 0)), ((0, 1), (0, 1))])
 def test_two_rails_fail_at_once(copied, number, closes, resumes):
@@ -192,7 +205,7 @@ def test_two_rails_fail_at_once(copied, number, closes, resumes):
     story.check()
 
 
-@every_write(3, 3)
+@every_write(3, 7)
 @pytest.mark.parametrize("second", [1, 2, 5, 20])
 def test_one_rail_fails_after_the_other(copied, number, second):
     story = Story(nrails=3, zero_copy=(not copied, not copied))
@@ -340,8 +353,6 @@ def test_a_message_whose_writes_are_complete_is_done_after_the_peers_end():
 
 @pytest.mark.parametrize("receive", [False, True])
 def test_a_peer_that_cannot_be_connected(receive):
-    from hetccl._wire_trial import Pair
-
     pair = Pair()
     message = pair.message(0, receive, POINT_TO_POINT, bytearray(8), 7)
     call = message.recv if receive else message.send
@@ -374,10 +385,18 @@ GOOD = {"cells": [0, 0], "cts": [0, 0], "open": [[], []]}
 
 
 @pytest.mark.parametrize("cls", [0, 1])
-@pytest.mark.parametrize("lie", [
-    {"cells": 1}, {"cells": 2**31}, {"cells": 2**32 - 5}, {"cts": 1}, {"cts": 2**31}, {"cts": 2**32 - 65},
-    {"open": [(0, 0, 0)] * 65},
-])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"cells": 1},
+        {"cells": 2**31},
+        {"cells": 2**32 - 5},
+        {"cts": 1},
+        {"cts": 2**31},
+        {"cts": 2**32 - 65},
+        {"open": [(0, 0, 0)] * 65},
+    ],
+)
 def test_a_peer_that_says_what_cannot_be_is_given_up(lie, cls):
     ends = Ends(nrails=2)
     got = {key: list(value) for key, value in GOOD.items()}

@@ -120,6 +120,10 @@ class Ends:
                     break
         return moved
 
+    def advance_both(self):
+        moved = [self.advance(side) for side in range(2)]
+        return any(moved)
+
     def carry(self, rails=None):
         """Deliver and complete everything that is under way: whether there was anything."""
         moved = False
@@ -133,8 +137,8 @@ class Ends:
     def settle(self):
         """Until nothing moves any more."""
         for _ in range(100000):
-            moved = [self.advance(side) for side in range(2)]
-            if not self.carry() and not any(moved):
+            moved = self.advance_both()
+            if not self.carry() and not moved:
                 return
         raise AssertionError("the wire moves for ever")
 
