@@ -4,8 +4,9 @@ import os
 import signal
 from pathlib import Path
 
-import launch
 import pytest
+
+import launch
 from fakes import build
 
 # Longer than any job's own limit on a slow machine: this one is for what hangs outside of a job.
