@@ -7,8 +7,8 @@ log = config.LOGGER
 
 # Of each class of traffic and direction: enough for a bandwidth-delay product of small messages.
 CELLS = 16
-# Largest message that goes eagerly. Beyond it the exchange of RTS and CTS costs less than copying twice.
-EAGER_BYTES = 16384
+# Largest message that goes eagerly, as in shared memory: programs may count on it (docs/semantics.md).
+EAGER_BYTES = 32768
 CELL_UNIT = 64
 # How long a rank that has waited too long asks the others how far they are.
 ASK_S = 2.0
