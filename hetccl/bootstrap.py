@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from hetccl import _board, _buffer, _comm, _endpoint, _layout, _lists, _op, config, island, joining, oneccl, topology, vendors
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
+from hetccl.net import paths
 from hetccl.plan import algorithms, build, select
 from hetccl.plan import uneven as uneven_algorithms
 from hetccl.plan.steps import COLLECTIVES
@@ -317,6 +318,7 @@ def _describe_self():
     try:
         settings = config.load()
         _check_algorithm(settings.algorithm)
+        paths.check(settings)
         config.setup_logging(settings.log, MPI.COMM_WORLD.rank)
         return settings, topology.local(settings), None
     except (ValueError, OSError) as error:

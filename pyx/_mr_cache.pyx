@@ -5,10 +5,13 @@ Gigabytes are registered under the lock, so it is waited for without the GIL; an
 child of fork never takes it: it may be held there for good, and the registrations are its parent's.
 """
 
-import errno
 import logging
 import os
 import resource
+
+from hetccl._verbs_errors import may_lock_all, memlock_advice
+
+from hetccl._verbs_errors cimport error_text
 
 cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_init(pthread_mutex_t* mutex, void* attributes) noexcept
@@ -34,7 +37,6 @@ cdef extern from "hetccl/mr_cache.h" nogil:
 cdef enum:
     MAX_REGISTRATIONS = 1024
 
-CAP_IPC_LOCK = 14  # linux/capability.h: no limit of pinned memory applies
 
 # Why some memory goes through memory of hetccl's own, by event: log level, text.
 cdef dict EVENTS = {
@@ -151,31 +153,14 @@ cdef bint report_one() except -1:
             error = copy.error[event]
             LOGGER.log(level, "%s", text.format(
                 name=copy.name.decode(), nbytes=copy.event_nbytes[event], limit=copy.max_nbytes,
-                error=f"{errno.errorcode.get(error, error)}: {os.strerror(error)}", memlock=memlock_text()))
+                error=error_text(error), memlock=f"{memlock_advice()}."))
     return True
-
-
-def memlock_text():
-    """The limit of pinned memory of this process, and how to raise it, in words."""
-    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if soft == resource.RLIM_INFINITY:
-        return "The process may pin memory without limit (ulimit -l)"
-    return (f"The process may pin {soft // 1024} KiB (ulimit -l): to raise that, give memlock in "
-            "/etc/security/limits.conf, or LimitMEMLOCK= of the service that starts jobs")
 
 
 cdef size_t pinnable_bytes() except 0:
     """The most that is registered for users: half of what may be pinned, so that others have room."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if soft != resource.RLIM_INFINITY and not may_pin_all():
+    if soft != resource.RLIM_INFINITY and not may_lock_all():
         total = min(total, soft)
     return max(total // 2, 1)
-
-
-cdef bint may_pin_all() except -1:
-    """Whether the process has CAP_IPC_LOCK. In a container's user namespace the kernel does not count that: then
-    registering fails at the limit, as where others have pinned memory."""
-    with open("/proc/self/status") as file:
-        held = next((line.split()[1] for line in file if line.startswith("CapEff:")), "0")
-    return int(held, 16) >> CAP_IPC_LOCK & 1

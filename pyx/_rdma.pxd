@@ -2,34 +2,14 @@
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
-from hetccl._mr_cache cimport hetccl_mr_cache_t
 from hetccl._rail cimport Port, Rail, hetccl_mem_t, hetccl_port_t, hetccl_rail_ops_t, hetccl_rail_t, hetccl_write_t
-from hetccl._verbs cimport (
-    Device, Verbs, hetccl_ibv_comp_channel_t, hetccl_ibv_context_t, hetccl_ibv_cq_t, hetccl_ibv_device_attr_t,
-    hetccl_ibv_pd_t, hetccl_ibv_port_attr_t, hetccl_ibv_qp_t, hetccl_verbs_t,
-)
-
-cdef extern from "pthread.h" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t* mutex, void* attributes)
-    int pthread_mutex_lock(pthread_mutex_t* mutex)
-    int pthread_mutex_unlock(pthread_mutex_t* mutex)
-    int pthread_mutex_destroy(pthread_mutex_t* mutex)
-
+from hetccl._rdma_device cimport OpenDevice, hetccl_verbs_device_t
+from hetccl._verbs cimport hetccl_ibv_comp_channel_t, hetccl_ibv_cq_t, hetccl_ibv_port_attr_t, hetccl_ibv_qp_t
 
 cdef extern from "hetccl/verbs_port.h" nogil:
     enum:
         HETCCL_VERBS_RECV_BATCH
         HETCCL_VERBS_MAX_CQS
-
-    ctypedef struct hetccl_verbs_device_t:
-        const hetccl_verbs_t* verbs
-        hetccl_ibv_context_t* context
-        hetccl_ibv_pd_t* pd
-        hetccl_mr_cache_t memory
-        pthread_mutex_t events_lock
-        hetccl_verbs_port_t* ports
 
     ctypedef struct hetccl_verbs_rail_t:
         hetccl_rail_t rail
@@ -55,8 +35,6 @@ cdef extern from "hetccl/verbs_port.h" nogil:
         hetccl_verbs_device_t* device
         hetccl_ibv_comp_channel_t* channel
         int news_fd
-        hetccl_verbs_port_t* next
-        pthread_mutex_t lock
         hetccl_verbs_cq_t cqs[256]
         int ncqs
         hetccl_verbs_rail_t** slots
@@ -80,16 +58,6 @@ cdef extern from "hetccl/rail_verbs.h" nogil:
     void hetccl_verbs_rail_stop(hetccl_rail_t* rail)
     int hetccl_verbs_rail_drain(hetccl_verbs_rail_t* vr, int64_t timeout_ns)
     void hetccl_verbs_rail_close(hetccl_verbs_rail_t* vr)
-
-
-# A device that this process has opened, with its protection domain: one for all communicators.
-cdef class OpenDevice:
-    cdef object __weakref__
-    cdef Device device
-    cdef Verbs verbs
-    cdef hetccl_verbs_device_t state
-    cdef hetccl_ibv_device_attr_t attr
-    cdef int owner_pid
 
 
 cdef class RdmaPort(Port):

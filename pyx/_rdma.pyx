@@ -7,21 +7,19 @@ Called with the GIL, which is released around what talks to the kernel.
 
 import errno as errno_
 import ipaddress
-import os
 import secrets
-import weakref
 
 cimport cython
 from libc.errno cimport errno
-from libc.stdint cimport uint8_t
+from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from hetccl._mr_cache cimport cache_close, cache_open
 from hetccl._rail cimport (
     HETCCL_FAULT_DEVICE, HETCCL_FAULT_POST, HETCCL_FAULT_WC, HETCCL_RAIL_NEW, HETCCL_RAIL_UP, Port, Rail,
     hetccl_rail_fault_t,
 )
+from hetccl._rdma_device cimport device_opened, set_nonblocking
 from hetccl._verbs cimport (
     HETCCL_IBV_ACCESS_REMOTE_WRITE, HETCCL_IBV_LINK_LAYER_ETHERNET, HETCCL_IBV_QP_ACCESS_FLAGS,
     HETCCL_IBV_QP_AV, HETCCL_IBV_QP_CAP, HETCCL_IBV_QP_DEST_QPN, HETCCL_IBV_QP_MAX_DEST_RD_ATOMIC,
@@ -29,8 +27,8 @@ from hetccl._verbs cimport (
     HETCCL_IBV_QP_PORT, HETCCL_IBV_QP_RETRY_CNT, HETCCL_IBV_QP_RNR_RETRY, HETCCL_IBV_QP_RQ_PSN, HETCCL_IBV_QP_SQ_PSN,
     HETCCL_IBV_QP_STATE, HETCCL_IBV_QP_TIMEOUT, HETCCL_IBV_QPS_ERR, HETCCL_IBV_QPS_INIT,
     HETCCL_IBV_QPS_RTR,
-    HETCCL_IBV_QPS_RTS, HETCCL_IBV_QPT_RC, Device, hetccl_ibv_ah_attr_t, hetccl_ibv_qp_attr_t,
-    hetccl_ibv_qp_init_attr_t, hetccl_verbs_errno,
+    HETCCL_IBV_QPS_RTS, HETCCL_IBV_QPT_RC, hetccl_ibv_ah_attr_t, hetccl_ibv_qp_attr_t,
+    hetccl_ibv_qp_init_attr_t, hetccl_verbs_errno, hetccl_verbs_t,
 )
 from hetccl._verbs_errors cimport error_text, verbs_raise
 
@@ -38,16 +36,10 @@ from hetccl._verbs_errors import completion_text, event_text
 
 cdef extern from *:
     """
-    #include <fcntl.h>
     #include <sys/epoll.h>
     #include <sys/eventfd.h>
     #include <unistd.h>
-    static inline int set_nonblocking(int fd) {
-        int flags = fcntl(fd, F_GETFL);
-        return flags < 0 ? -1 : fcntl(fd, F_SETFL, flags | O_NONBLOCK);
-    }
     """
-    int set_nonblocking(int fd) nogil
     int epoll_create1(int flags) nogil
     int eventfd(unsigned value, int flags) nogil
     int close(int fd) nogil
@@ -72,54 +64,6 @@ cdef enum:
 # What a port's settings are, and their defaults: see hetccl.config, whose names these are without HETCCL_IB_.
 SETTINGS = {"tc": 0, "sl": 0, "pkey": 0, "timeout": 18, "retry_cnt": 6, "rnr_retry": 6, "min_rnr_timer": 12,
             "send_queue": 256}
-
-# {name: OpenDevice}, as long as some port uses it.
-the_devices = weakref.WeakValueDictionary()
-
-
-@cython.final
-cdef class OpenDevice:
-    """A device and its protection domain; made by RdmaPort."""
-
-    def __init__(self):
-        raise TypeError("use RdmaPort(card)")
-
-    def __dealloc__(self):
-        # A child process of a fork would close what is its parent's.
-        if self.state.pd is not NULL and self.owner_pid == getpid():
-            cache_close(&self.state.memory)
-            self.verbs.table.dealloc_pd(self.state.pd)
-            pthread_mutex_destroy(&self.state.events_lock)
-
-
-cdef OpenDevice device_opened(str name):
-    cdef OpenDevice opened = the_devices.get(name)
-    if opened is not None and opened.owner_pid == getpid():
-        return opened
-    opened = OpenDevice.__new__(OpenDevice)
-    opened.device = Device.open(name)
-    opened.verbs = opened.device.verbs
-    opened.owner_pid = getpid()
-    cdef const hetccl_verbs_t* table = opened.verbs.table
-    cdef hetccl_ibv_context_t* context = opened.device.opened()
-    cdef int rc
-    with nogil:
-        rc = table.query_device(context, &opened.attr)
-        rc = hetccl_verbs_errno(rc) if rc else 0
-    if rc:
-        verbs_raise("ibv_query_device", rc, name, 0, "")
-    if set_nonblocking(context.async_fd) != 0:
-        raise OSError(errno, f"{name}: its events cannot be read without blocking: {os.strerror(errno)}")
-    opened.state.verbs, opened.state.context = table, context
-    with nogil:
-        pthread_mutex_init(&opened.state.events_lock, NULL)
-        opened.state.pd = table.alloc_pd(context)
-        rc = errno
-    if opened.state.pd is NULL:
-        verbs_raise("ibv_alloc_pd", rc, name, 0, "")
-    cache_open(&opened.state.memory, table, opened.state.pd, name)
-    the_devices[name] = opened
-    return opened
 
 
 @cython.final
@@ -216,7 +160,7 @@ cdef int port_open(RdmaPort self) except -1:
     state.device = &self.opened.state
     state.port.poll, state.port.arm = hetccl_verbs_port_poll, hetccl_verbs_port_arm
     state.ops.name = b"verbs"
-    state.ops.max_write = min(self.attr.max_msg_sz, LARGEST_WRITE)
+    state.ops.max_write = min(self.attr.max_msg_sz, <uint32_t>LARGEST_WRITE)
     state.ops.write, state.ops.room = hetccl_verbs_rail_write, hetccl_verbs_rail_room
     state.ops.reg, state.ops.dereg = hetccl_verbs_rail_reg, hetccl_verbs_rail_dereg
     state.ops.stop = hetccl_verbs_rail_stop
@@ -418,7 +362,8 @@ cdef str queue_pair_start(QueuePair self, hetccl_verbs_rail_t* state, int* error
         return "ibv_create_qp"
     state.max_inline = init.cap.max_inline_data
     memset(&attr, 0, sizeof(attr))
-    attr.qp_state, attr.pkey_index, attr.port_num = HETCCL_IBV_QPS_INIT, self.port.settings["pkey"], self.port.card["port"]
+    attr.qp_state, attr.port_num = HETCCL_IBV_QPS_INIT, self.port.card["port"]
+    attr.pkey_index = self.port.settings["pkey"]
     attr.qp_access_flags = HETCCL_IBV_ACCESS_REMOTE_WRITE
     with nogil:
         rc = table.modify_qp(state.qp, &attr, HETCCL_IBV_QP_STATE | HETCCL_IBV_QP_PKEY_INDEX | HETCCL_IBV_QP_PORT

@@ -2,6 +2,7 @@
 
 import signal
 
+import launch
 import pytest
 
 # Longer than any job's own limit on a slow machine: this one is for what hangs outside of a job.
@@ -10,10 +11,13 @@ LIMIT_S = 400
 
 def pytest_addoption(parser):
     parser.addoption("--rdma", action="store_true", help="run the long tests over Soft-RoCE, too (make test-rdma)")
+    parser.addoption("--transport", help="run the ranks of all jobs with this HETCCL_TRANSPORT, such as tcp")
     parser.addoption("--full", action="store_true", help="run the whole product of the exactness matrix (hours)")
 
 
 def pytest_configure(config):
+    if config.getoption("--transport"):
+        launch.COMMON["HETCCL_TRANSPORT"] = config.getoption("--transport")
     config.addinivalue_line("markers", "rdma: long, over Soft-RoCE: run with --rdma alone")
     config.addinivalue_line("markers", "limit(seconds): the test's hard time-out, instead of the common one")
 

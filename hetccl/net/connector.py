@@ -11,7 +11,6 @@ import functools
 import itertools
 import os
 import threading
-import time
 
 from hetccl.net import control
 from hetccl.net.handshake import Keys
@@ -87,11 +86,8 @@ class Group:
         arrived = self.wire.flush(seconds)
         self.leave()
         with self.lock:
-            until = time.monotonic() + GOODBYE_SECONDS
-            self.changed.wait_for(self._alone, until - time.monotonic())
-        done = threading.Event()
-        self.loop.soon(lambda: (self._close_all(), done.set()))
-        done.wait(HELPER_SECONDS)
+            self.changed.wait_for(self._alone, GOODBYE_SECONDS)
+        self.loop.call(self._close_all, HELPER_SECONDS)
         with self.lock:
             self.changed.wait_for(lambda: self.helpers == 0, HELPER_SECONDS)
         self.process.remove(self)

@@ -7,6 +7,7 @@
 #ifndef HETCCL_RAIL_VERBS_H
 #define HETCCL_RAIL_VERBS_H
 
+#include "hetccl/mr_cache.h"
 #include "hetccl/process.h"
 #include "hetccl/verbs_port.h"
 
@@ -52,11 +53,11 @@ static inline int hetccl_verbs_rail_write(hetccl_rail_t *rail, const hetccl_writ
 }
 
 static inline int hetccl_verbs_rail_reg(hetccl_rail_t *rail, void *ptr, size_t nbytes, int whose, hetccl_mem_t *mem) {
-    return hetccl_mr_cache_get(&((hetccl_verbs_rail_t *)rail)->port->device->memory, ptr, nbytes, whose, mem);
+    return hetccl_mr_cache_get(((hetccl_verbs_rail_t *)rail)->port->device->cache, ptr, nbytes, whose, mem);
 }
 
 static inline void hetccl_verbs_rail_dereg(hetccl_rail_t *rail, hetccl_mem_t *mem) {
-    hetccl_mr_cache_put(&((hetccl_verbs_rail_t *)rail)->port->device->memory, mem);
+    hetccl_mr_cache_put(((hetccl_verbs_rail_t *)rail)->port->device->cache, mem);
 }
 
 /* Stop the queue pair, so that nothing more goes or comes; take in what has arrived before; errno of what failed, 0.

@@ -15,7 +15,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "hetccl/mr_cache.h"
 #include "hetccl/rail.h"
 #include "hetccl/verbs.h"
 
@@ -35,7 +34,7 @@ typedef struct hetccl_verbs_device {
     const hetccl_verbs_t *verbs;
     hetccl_ibv_context_t *context;
     hetccl_ibv_pd_t *pd;
-    hetccl_mr_cache_t memory; /* registered with pd */
+    struct hetccl_mr_cache *cache;   /* of its registrations */
     pthread_mutex_t events_lock;
     struct hetccl_verbs_port *ports; /* under events_lock */
     int gone;                        /* under events_lock: it has no more events */

@@ -16,8 +16,8 @@ import traceback
 from pathlib import Path
 
 from hetccl import _verbs
-from hetccl._verbs_trial import Trial
 from hetccl._rdma import RdmaPort
+from hetccl._verbs_trial import Trial
 
 LIMIT_S = 100
 GID_INDEX = 1

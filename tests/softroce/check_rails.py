@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from hetccl._rdma import RdmaPort
 from softroce.alone import (
     FAST_FAILURE,
     End,
@@ -20,8 +21,6 @@ from softroce.alone import (
     run_checks,
     shell,
 )
-
-from hetccl._rdma import RdmaPort
 
 HERE = Path(__file__).resolve().parent
 # enum ibv_wc_status
@@ -238,7 +237,7 @@ def check_sleep_and_wake():
 
 
 def check_sleeper_is_woken_by_a_failure():
-    with pair() as (a, b):
+    with pair() as (_, b):
         while not b.trial.arm():
             b.trial.poll()
         b.rail.stop()
@@ -264,7 +263,7 @@ def check_many_rails_of_a_port():
         for i, (a, b) in enumerate(rails):
             post(a, b, 8, imm=1000 + i)
         for i, (a, b) in enumerate(rails):
-            drive(a, b, until=lambda: b.trial.counts[2] == 1)  # noqa: B023
+            drive(a, b, until=lambda trial=b.trial: trial.counts[2] == 1)
             assert b.trial.take() == [1000 + i]
         with_rails = len(rails)
     assert with_rails == 50
@@ -284,7 +283,7 @@ def check_slots_are_used_again():
         b.rail.connect(a.rail.local())
         post(a, b, 8, imm=i)
         post(a, b, 8, imm=i + 100)
-        drive(a, b, until=lambda: b.trial.counts[2] >= 1)  # noqa: B023
+        drive(a, b, until=lambda trial=b.trial: trial.counts[2] >= 1)
         # The second value may be left in the queue of the port.
         a.close()
         b.close()

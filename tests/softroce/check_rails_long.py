@@ -100,7 +100,7 @@ def check_device_that_disappears():
     a.rail.connect(b.rail.local())
     b.rail.connect(a.rail.local())
     post(a, b, 8, imm=1)
-    drive(a, b, until=lambda: b.trial.take() == [1])
+    drive(a, b, until=lambda trial=b.trial: trial.take() == [1])
     # It ends when the last user has closed the device.
     removal = subprocess.Popen(["ip", "link", "del", "nicx"])
     time.sleep(1)

@@ -29,7 +29,10 @@ from softroce import image
 
 HERE = Path(__file__).resolve().parent
 # What the command has of this process's environment.
-PASSED_ON = "PATH HOME VIRTUAL_ENV PYTHONPATH PYTHONUNBUFFERED LD_LIBRARY_PATH LANG LC_ALL TERM".split()
+PASSED_ON = (
+    *("PATH", "HOME", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH"),
+    *("LANG", "LC_ALL", "TERM"),
+)
 BOOT_S = 120
 TIMED_OUT, FAILED, INTERRUPTED = 124, 125, 130
 # How much of each stream a Result keeps.
@@ -204,8 +207,8 @@ def write_job(folder, ready, command, options, token):
 def qemu_command(folder, ready, options, ports):
     # setpriv: a guest must not outlive whoever started it, however that one ends.
     command = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"]
-    command += "-machine q35 -no-user-config -nodefaults -accel tcg,thread=multi -cpu max -no-reboot".split()
-    command += f"-smp {options.cpus} -m {options.memory} -display none".split()
+    command += ["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(options.cpus)]
+    command += ["-m", options.memory, "-no-user-config", "-nodefaults", "-no-reboot", "-display", "none"]
     command += ["-serial", f"file:{folder}/console", "-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]
     command += ["-kernel", str(ready.folder / "kernel"), "-initrd", str(ready.folder / "initrd")]
     command += ["-append", f"console=ttyS0 quiet panic=-1 mitigations=off nokaslr job={folder}"]
