@@ -16,7 +16,7 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-long build lint docs bench test-gpu environment clean
+.PHONY: help demo test test-long build lint docs bench test-gpu test-rdma environment clean
 
 help: ## what there is to make (the default)
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -63,6 +63,11 @@ bench: build ## compare with mpi4py on this machine, over each MPI
 test-gpu: build ## test and benchmark what needs NVIDIA GPUs; results in build/gpu.json (ARGS="--only bench" for a part)
 	@$(SETUP) test gpu
 	@$(RUN) python tests/gpu/run.py $(ARGS)
+
+test-rdma: build ## run all tests over Soft-RoCE, in virtual machines (root the first time: installs QEMU)
+	@$(SETUP) test
+	@$(RUN) python tests/softroce/vm.py --setup
+	@$(RUN) python -m pytest tests/softroce --rdma $(ARGS)
 
 clean: ## remove all that was set up and built
 	rm -rf .venv .mpi build docs/_build hetccl/*.so pyx/*.c

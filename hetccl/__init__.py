@@ -43,11 +43,12 @@ from hetccl.errors import (
     PeerError,
     RcclError,
     SymbolNotFound,
+    VerbsError,
 )
 
 __all__ = [
     "AVG", "BAND", "BOR", "BXOR", "IN_PLACE", "LAND", "LOR", "LXOR", "MAX", "MAXLOC", "MIN", "MINLOC", "PROD", "SUM",
     "Comm", "CommClosed", "CommTimeout", "GpuError", "HetcclError", "LibraryError", "LibraryNotFound", "Message",
     "NcclError", "OneCclError", "Op", "PeerError", "Prequest", "RcclError", "Registration", "Request", "SymbolNotFound",
-    "__version__", "premul_sum",
+    "VerbsError", "__version__", "premul_sum",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """How the ranks of a communicator find each other: the only module that imports mpi4py.
 
-MPI carries host names, island labels, the address of the shared-memory segment and the job secret, all of it before
-Comm() returns. The ranks agree by nonblocking collectives, polled with a time-out; these have a context of their own
+MPI carries host names, island labels, the addresses of shared-memory segments, network cards and the job secret, all of
+it before Comm() returns. The ranks agree by nonblocking collectives, polled with a time-out; these have a context of their own
 inside MPI, so no message of the user's can meet them. Only a rank whose time is over sends messages, empty ones on the
 two highest tags. After construction nothing here calls MPI but `fill_status`, which is local.
 """
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from hetccl import _buffer, _comm, _endpoint, _layout, _lists, _op, _shm, config, island, oneccl, topology, vendors
-from hetccl._version import VERSION
+from hetccl import _board, _buffer, _comm, _endpoint, _layout, _lists, _op, config, island, joining, oneccl, topology, vendors
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
+from hetccl.net import paths
 from hetccl.plan import algorithms, build, select
 from hetccl.plan import uneven as uneven_algorithms
 from hetccl.plan.steps import COLLECTIVES
@@ -52,9 +52,9 @@ _DATATYPES = {
 }
 _SIZED = ("int", "uint", "float", "complex")
 
-# Segments of live communicators, to be left when the program ends or finalizes MPI: a rank that ends by an exception of
+# What live communicators have joined, to be left when the program ends or finalizes MPI: a rank that ends by an exception of
 # its own would otherwise sit in MPI_Finalize, alive, while its peers wait for it in a collective.
-_segments = weakref.WeakSet()
+_joined = weakref.WeakSet()
 
 # Requests that were left (a time-out, Ctrl-C): MPI may still write to their buffers, so they are never freed.
 _abandoned = []
@@ -66,8 +66,10 @@ class Membership:
 
     mpi     : the user's MPI communicator
     members : topology.Member of every rank    islands : topology.Island, in order of their lowest rank
-    segment : _shm.Segment, connected          settings : config.Config as read when the Comm was built
+    board   : _board.Board of all ranks        network : hetccl.net.network.Network to other hosts, or None
+    settings: config.Config as read when the Comm was built
     crowded : whether this host has more ranks than cores that they may use
+    note_bytes : host buffers from here on may be registered with RDMA devices; 0: none may
     """
 
     mpi: MPI.Intracomm
@@ -75,12 +77,14 @@ class Membership:
     size: int
     members: tuple
     islands: tuple
-    segment: _shm.Segment
+    board: _board.Board
+    network: object
     settings: config.Config
     crowded: bool
     any_source: int = MPI.ANY_SOURCE
     any_tag: int = MPI.ANY_TAG
     proc_null: int = MPI.PROC_NULL
+    note_bytes: int = 0
 
     def plans(self, collective, root, in_place, uneven):
         """The collective's plans by message size: [(largest bytes or None, hetccl.plan.Plan)].
@@ -108,12 +112,14 @@ class Membership:
         return island.open_island(vendor, device, self.rank, self.size, self.members, self.settings, gather, call)
 
     def peers_of(self, child):
-        """(rank in it, pid) of the other ranks of a communicator that was made of this one; see VendorComm."""
+        """(rank in it, pid) of a child communicator's other ranks on this host; see VendorComm."""
         if child == MPI.COMM_NULL:
             return []
         everyone = list(range(child.size))
         ours = MPI.Group.Translate_ranks(child.Get_group(), everyone, self.mpi.Get_group())
-        return [(rank, self.members[ours[rank]].pid) for rank in everyone if rank != child.rank]
+        mine = self.members[self.rank]
+        near = [rank for rank in everyone if rank != child.rank and self.members[ours[rank]].shares_memory(mine)]
+        return [(rank, self.members[ours[rank]].pid) for rank in near]
 
     def device_of(self, vendor, address):
         """Index of the device whose memory it is; 0 for memory that the vendor's runtime does not know."""
@@ -179,24 +185,26 @@ def join(comm):
     _watch_the_end()
     settings, member, trouble = _describe_self()
     meeting = _Meeting(comm, (settings or config.Config()).timeout)
-    secret = fd = path = None
-    if comm.rank == 0 and not trouble:
-        secret, fd, path, trouble = _offer_segment(comm, settings.ring_bytes)
-    try:
-        cards = meeting.allgather((trouble, VERSION, member, secret, path, settings))
-        _raise_if_any(comm, [card[0] for card in cards])
-        members = tuple(card[2] for card in cards)
-        _check_alike(cards, members)
-        segment = _attach(meeting, comm, cards[0][4], cards[0][3], settings.single_copy == "auto")
-    finally:
-        if fd is not None:
-            os.close(fd)
-    segment.connect(settings.single_copy == "auto")
-    _segments.add(segment)
+    members, board, network = joining.join(meeting.allgather, comm.rank, settings, member, trouble)
+    _joined.add(board)
+    if network is not None:
+        _joined.add(network)
     islands = topology.islands(members)
     log.debug("Comm of %d ranks, islands %s", comm.size, [(island.label, island.ranks) for island in islands])
-    crowded = comm.size > len(frozenset().union(*(member.cores for member in members)))
-    return Membership(comm, comm.rank, comm.size, members, islands, segment, settings, crowded)
+    here = [other for other in members if other.shares_memory(member)]
+    crowded = len(here) > len(frozenset().union(*(other.cores for other in here)))
+    return Membership(
+        comm,
+        comm.rank,
+        comm.size,
+        members,
+        islands,
+        board,
+        network,
+        settings,
+        crowded,
+        note_bytes=0 if network is None else network.note_bytes,
+    )
 
 
 def check_communicator(comm):
@@ -217,8 +225,8 @@ def check_communicator(comm):
 
 def _leave_all(reason="the program is ending"):
     _endpoint.end(reason)
-    for segment in list(_segments):
-        segment.leave()
+    for joined in list(_joined):
+        joined.leave()
 
 
 def _end_of_mpi(comm, keyval, value):
@@ -310,6 +318,7 @@ def _describe_self():
     try:
         settings = config.load()
         _check_algorithm(settings.algorithm)
+        paths.check(settings)
         config.setup_logging(settings.log, MPI.COMM_WORLD.rank)
         return settings, topology.local(settings), None
     except (ValueError, OSError) as error:
@@ -321,79 +330,6 @@ def _check_algorithm(name):
     known = {"auto"}.union(*map(algorithms, COLLECTIVES))
     if name not in known:
         raise ValueError(f"HETCCL_ALGORITHM={name!r} is no algorithm; there are {', '.join(sorted(known))}")
-
-
-def _offer_segment(comm, ring_bytes):
-    """(secret, fd, path, None), or Nones and what is wrong: the others must hear of it, not wait."""
-    secret = os.urandom(_shm.SECRET_BYTES)
-    try:
-        fd = _shm.create(comm.size, secret, ring_bytes)
-    except (OSError, ValueError) as error:
-        return None, None, None, f"{type(error).__name__}: {error}"
-    return secret, fd, f"/proc/{os.getpid()}/fd/{fd}", None
-
-
-def _attach(meeting, comm, path, secret, single_copy):
-    """Map the segment on all ranks or on none."""
-    segment, trouble = None, None
-    if single_copy:
-        _shm.allow_peers_to_read()
-    try:
-        segment = _shm.Segment(comm.rank, comm.size, path, secret)
-    except (OSError, HetcclError) as error:
-        trouble = f"{type(error).__name__}: {error}"
-    try:
-        _raise_if_any(comm, meeting.allgather(trouble))
-        refused = segment.probe_peers()
-        if refused:
-            said = "rank %d cannot read the memory of ranks %s: large messages take two copies"
-            log.info(said, comm.rank, list(refused))
-        meeting.allgather(None)
-    except HetcclError:
-        if segment is not None:
-            segment.close()
-        raise
-    return segment
-
-
-def _raise_if_any(comm, troubles):
-    named = [(rank, text) for rank, text in enumerate(troubles) if text]
-    if named:
-        raise HetcclError(
-            "Comm: " + "; ".join(f"rank {rank}: {text}" for rank, text in named),
-            call="Comm",
-            rank=comm.rank,
-            peer=tuple(rank for rank, _ in named),
-        )
-
-
-def _check_alike(cards, members):
-    versions = {}
-    for rank, card in enumerate(cards):
-        versions.setdefault(card[1], []).append(rank)
-    if len(versions) > 1:
-        raise HetcclError(f"Comm: ranks run different versions of hetccl: {versions}", call="Comm")
-    # A rank with another plan, or another idea of whether calls are compared first, would take its peers' bytes for
-    # something else.
-    for name in ("algorithm", "check", "host_ccl"):
-        choices = {}
-        for rank, card in enumerate(cards):
-            choices.setdefault(getattr(card[5], name), []).append(rank)
-        if len(choices) > 1:
-            ranks = ", ".join(f"{value} on ranks {who}" for value, who in choices.items())
-            raise HetcclError(f"Comm: {config.PREFIX}{name.upper()} differs: {ranks}", call="Comm")
-    far = [rank for rank, member in enumerate(members) if not member.shares_memory(members[0])]
-    if far:
-        machines = {}
-        for rank, member in enumerate(members):
-            machines.setdefault((member.host, member.machine), []).append(rank)
-        hosts = ", ".join(f"{host} (ranks {ranks})" for (host, _), ranks in sorted(machines.items()))
-        raise HetcclError(
-            "Comm: this version reaches the ranks of one host only, by shared memory; these are on several hosts "
-            f"or in several PID namespaces: {hosts}",
-            call="Comm",
-            peer=tuple(far),
-        )
 
 
 class _Meeting:

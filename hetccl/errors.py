@@ -48,6 +48,10 @@ class OneCclError(LibraryError):
     """oneCCL returned an error; `.code` is its number."""
 
 
+class VerbsError(LibraryError):
+    """libibverbs or an RDMA device returned an error; `.code` is its errno."""
+
+
 class LibraryNotFound(HetcclError, ImportError):
     """A shared library could not be loaded; the message lists every path tried with the loader's answer."""
 

@@ -153,8 +153,8 @@ cdef class Comm(Messages):
         try:
             self.leave_vendors()
         finally:
-            broken = self.executor.segment.broken()
-            self.executor.segment.close()
+            broken = self.executor.board.broken()
+            self.executor.board.close()
             # With a rank gone, MPI could wait for it.
             if self.owns_mpi and not broken:
                 self.membership.free_mpi()

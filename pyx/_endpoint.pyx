@@ -122,7 +122,8 @@ cdef class Endpoint:
         self.islands = membership.islands
         self.members = membership.members
         settings = membership.settings
-        self.executor = Executor(membership.segment, settings.timeout, settings.spin_us, membership.crowded)
+        self.executor = Executor(membership.board, membership.network, settings.timeout, settings.spin_us,
+                                 membership.crowded)
         self.choices = [None] * (NCHOICES * self.size)
         self.check = settings.check
         self.deferred = Burst.__new__(Burst)

@@ -2,11 +2,13 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from hetccl._board cimport Board
 from hetccl._mailbox cimport Mailbox, Message, Probed
 from hetccl._program cimport Link
 from hetccl._progress cimport Progress
 from hetccl._row cimport Collective, Row
-from hetccl._shm cimport Segment
+from hetccl._shm cimport hetccl_rank_block_t
+from hetccl._wire cimport Wire
 
 
 ctypedef struct Work:                    # what one call is about; lives inside a Request
@@ -22,7 +24,10 @@ ctypedef struct Work:                    # what one call is about; lives inside 
 
 
 cdef class Engine:
-    cdef readonly Segment segment
+    cdef readonly Board board
+    cdef hetccl_rank_block_t* mine       # this rank's on the board
+    cdef Wire wire                       # to the ranks of other hosts, or None
+    cdef object network                  # hetccl.net's owner of the wire's connections, or None
     cdef readonly int rank
     cdef readonly int nranks
     cdef Link* links                     # [traffic][send 0 | receive 1][peer]
@@ -33,6 +38,7 @@ cdef class Engine:
     cdef uint64_t moves                  # polls that moved something, whoever polled
     cdef int owner_pid
 
+    cdef void open_link(self, int traffic, bint receive, int peer) noexcept
     cdef Link* link(self, int traffic, bint receive) noexcept nogil
     cdef void submit(self, Work* work) noexcept nogil
     # Poll once, and say whether the work is final.
@@ -45,7 +51,8 @@ cdef class Engine:
     cdef bint has_ended(self, Work* work) noexcept nogil
     cdef int poll_in_thread(self) noexcept nogil
     cdef bint has_work(self) noexcept nogil
-    cdef int reason_of(self, int peer) noexcept nogil
+    # Why the traffic with a peer ended, for the fault word; status: a transport's.
+    cdef int reason_of(self, int status, int peer) noexcept nogil
     # Break the communicator for all ranks; break_off() under the mutex.
     cdef void give_up(self, int reason, int culprit) noexcept nogil
     cdef void break_off(self, int reason, int culprit) noexcept nogil

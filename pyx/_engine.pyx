@@ -7,15 +7,18 @@ a peer, and nothing takes the GIL under the mutex. A fault ends all: the peers h
 cimport cython
 from libc.stdlib cimport calloc, free
 
+from hetccl._board cimport Board
 from hetccl._mailbox cimport ANY, MESSAGE_COMPLETE, mailbox_new
 from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_unlock
 from hetccl._progress cimport progress_close, progress_open, progress_stop
+from hetccl._rail cimport HETCCL_ENETWORK
 from hetccl._row cimport COLLECTIVE_DONE, row_blockers, row_close, row_open, row_poll, row_push
 from hetccl._shm cimport (
-    COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_MOVED, HETCCL_RANK_FREED,
-    HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT, POINT_TO_POINT, hetccl_bell_ring,
-    hetccl_rank_block_t, hetccl_shm_transport,
+    COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_MOVED, HETCCL_REASON_DEAD,
+    HETCCL_REASON_LEFT, HETCCL_REASON_NETWORK, POINT_TO_POINT, hetccl_bell_ring, hetccl_shm_transport,
 )
+from hetccl._wire_peer cimport hetccl_wire_transport
+from hetccl._wire_poll cimport wire_listen
 
 cdef extern from "<unistd.h>":
     int getpid() noexcept nogil
@@ -25,58 +28,71 @@ cdef extern from "<unistd.h>":
 # memory.
 @cython.no_gc_clear
 cdef class Engine:
-    """The data movers of one communicator over a segment's links.
+    """The data movers of one communicator.
 
-    segment : _shm.Segment, connected
+    board   : _board.Board
+    network : owner of the connections to ranks of other hosts, with the attribute `wire` (_wire.Wire), or None
     """
 
-    def __cinit__(self, Segment segment not None, *settings):
+    def __cinit__(self, Board board not None, network, *settings):
         cdef int traffic, receive, peer
-        cdef Link* link
-        self.segment = segment
-        self.rank = segment.rank
-        self.nranks = segment.nranks
+        self.board, self.mine = board, board.mine
+        self.rank, self.nranks = board.rank, board.nranks
         self.owner_pid = getpid()
+        self.network = network
+        self.wire = None if network is None else network.wire
         self.links = <Link*>calloc(4 * self.nranks, sizeof(Link))
         if self.links == NULL:
             raise MemoryError()
         for traffic in range(2):
             for receive in range(2):
                 for peer in range(self.nranks):
-                    link = self.link(traffic, receive) + peer
-                    link.ops = &hetccl_shm_transport
-                    link.state = segment.link(traffic, receive, peer)
+                    self.open_link(traffic, receive, peer)
         row_open(&self.row, self.nranks, self.link(COLLECTIVE, False), self.link(COLLECTIVE, True))
         self.mailbox = mailbox_new(self.nranks, self.link(POINT_TO_POINT, False), self.link(POINT_TO_POINT, True))
-        progress_open(&self.progress, poll_for_thread, <void*>self, &segment.blocks[self.rank])
+        progress_open(&self.progress, poll_for_thread, <void*>self, self.mine)
+        if self.wire is not None:
+            self.wire.adopt(&self.progress.mutex, self.mine)
+            self.progress.listen, self.progress.network = wire_listen, <void*>self.wire
 
     def __del__(self):
         # Before the collector of cycles takes requests apart that the thread still works on.
         if self.progress.poll != NULL and getpid() == self.owner_pid:
             progress_stop(&self.progress)
-            # Nor may a peer take for a message what lies in their memory afterwards.
-            self.segment.leave()
+            # Nor may a peer take for a message what lies in their memory afterwards, or write there.
+            self.board.leave()
+            if self.network is not None:
+                self.network.close(0.0)
 
     def __dealloc__(self):
         if self.progress.poll != NULL and getpid() == self.owner_pid:
             progress_stop(&self.progress)
+            if self.wire is not None:
+                self.wire.disown()
             progress_close(&self.progress)
         row_close(&self.row)
         free(self.links)
+
+    cdef void open_link(self, int traffic, bint receive, int peer) noexcept:
+        cdef Link* link = self.link(traffic, receive) + peer
+        if self.board.is_far(peer):
+            link.ops, link.state = &hetccl_wire_transport, self.wire.link(traffic, receive, peer)
+        else:
+            link.ops = &hetccl_shm_transport
+            link.state = self.board.segment.link(traffic, receive, self.board.places[peer])
 
     cdef Link* link(self, int traffic, bint receive) noexcept nogil:
         return self.links + (2 * traffic + receive) * self.nranks
 
     cdef void submit(self, Work* work) noexcept nogil:
         """Take the work over. A collective's place in the order is fixed here, and published to late peers."""
-        cdef hetccl_rank_block_t* mine = &self.segment.blocks[self.rank]
         cdef int i
         work.idle_ns = work.looked_ns = work.tried_ns = 0
         hetccl_mutex_lock(&self.progress.mutex)
         if work.collective != NULL:
             row_push(&self.row, work.collective)
-            mine.call = work.call
-            mine.entered = self.row.number
+            self.mine.call = work.call
+            self.mine.entered = self.row.number
         for i in range(work.nmessages):
             self.mailbox.post(&work.messages[i])
         hetccl_mutex_unlock(&self.progress.mutex)
@@ -88,32 +104,40 @@ cdef class Engine:
         return status
 
     cdef int poll_parts(self) noexcept nogil:
-        cdef int status = HETCCL_AGAIN, of_messages
+        cdef int status = HETCCL_AGAIN, of_messages, arrived = HETCCL_AGAIN, peer
         if self.broken:
             return HETCCL_AGAIN
+        if self.wire is not None:
+            arrived = self.wire.poll()
         if self.row.head != NULL:
             status = row_poll(&self.row)
         if status < 0:
-            if status == HETCCL_EPEER:
-                self.break_off(self.reason_of(self.row.failed.failure.peer), self.row.failed.failure.peer)
+            peer = self.row.failed.failure.peer
+            if status == HETCCL_EPEER or status == HETCCL_ENETWORK:
+                self.break_off(self.reason_of(status, peer), peer)
             else:
                 self.break_off(HETCCL_REASON_LEFT, self.rank)
             return HETCCL_MOVED
         if self.mailbox.npending > 0 or self.mailbox.nbusy > 0:
             of_messages = self.mailbox.poll()
             status = of_messages if status == HETCCL_AGAIN else status
-        return status
+        return arrived if status == HETCCL_AGAIN else status
 
-    cdef int reason_of(self, int peer) noexcept nogil:
-        return HETCCL_REASON_FREED if self.segment.blocks[peer].state == HETCCL_RANK_FREED else HETCCL_REASON_DEAD
+    cdef int reason_of(self, int status, int peer) noexcept nogil:
+        cdef int reason = self.board.gone(peer)
+        if reason != 0:
+            return reason
+        return HETCCL_REASON_NETWORK if status == HETCCL_ENETWORK else HETCCL_REASON_DEAD
 
     cdef void break_off(self, int reason, int culprit) noexcept nogil:
         """Break the communicator for all ranks: the peers hold half of what is under way. Under the mutex."""
         self.broken = True
-        # Their owners may go away from now on.
+        # Their owners, and the memory that the peers write to, may go away from now on.
+        if self.wire is not None:
+            self.wire.quiet()
         self.row.head = NULL
         self.mailbox.end(ANY, HETCCL_EBROKEN)
-        self.segment.raise_fault(reason, culprit)
+        self.board.raise_fault(reason, culprit)
 
     cdef int poll(self, Work* work, bint* done) noexcept nogil:
         cdef int status
@@ -123,14 +147,14 @@ cdef class Engine:
         hetccl_mutex_unlock(&self.progress.mutex)
         # What moved may have been what another thread sleeps for.
         if status == HETCCL_MOVED and self.progress.drivers > 1:
-            hetccl_bell_ring(&self.segment.blocks[self.rank])
+            hetccl_bell_ring(self.mine)
         return status
 
     cdef int poll_in_passing(self, Work* work, bint* done) noexcept nogil:
         cdef int status = self.poll(work, done)
         # Another call that sleeps for it, or if there may be more to move, the thread.
         if status == HETCCL_MOVED and (self.progress.drivers == 1 or not done[0]):
-            hetccl_bell_ring(&self.segment.blocks[self.rank])
+            hetccl_bell_ring(self.mine)
         return status
 
     cdef bint has_ended(self, Work* work) noexcept nogil:
@@ -169,11 +193,13 @@ cdef class Engine:
         status = self.poll_locked()
         # A call that began to wait while this poll ran may sleep for what it has moved.
         if status == HETCCL_MOVED and self.progress.drivers > 0:
-            hetccl_bell_ring(&self.segment.blocks[self.rank])
+            hetccl_bell_ring(self.mine)
         return status
 
     cdef bint has_work(self) noexcept nogil:
-        return self.row.head != NULL or self.mailbox.npending > 0 or self.mailbox.nbusy > 0
+        if self.row.head != NULL or self.mailbox.npending > 0 or self.mailbox.nbusy > 0:
+            return True
+        return self.wire is not None and self.wire.is_busy()
 
 
 cdef int poll_for_thread(void* context) noexcept nogil:

@@ -1,10 +1,10 @@
 """The engine's calls: start work, wait for it, say what went wrong."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
 
-from hetccl._engine cimport Engine, Work
+from hetccl._engine cimport Work
 from hetccl._mailbox cimport Message, Probed
-from hetccl._shm cimport hetccl_msg_t
+from hetccl._reporter cimport Reporter
 
 
 ctypedef struct Visit:                   # a thread inside a call of the executor
@@ -12,13 +12,12 @@ ctypedef struct Visit:                   # a thread inside a call of the executo
     unsigned long thread
 
 
-cdef class Executor(Engine):
+cdef class Executor(Reporter):
     cdef Visit* visits
     cdef bint closed                     # nobody may come in; the segment is gone, or goes when all have left
     cdef int generation                  # of the process: forks before the communicator was built
     cdef dict inflight                   # id -> nonblocking request that the engine still works on, or has just done
     cdef int nkept                       # requests in `inflight` after the last look at them
-    cdef int64_t timeout_ns
     cdef int64_t spin_ns                 # of a wait: with the core
     cdef int64_t awake_ns                # of a wait: before it sleeps
 
@@ -27,6 +26,7 @@ cdef class Executor(Engine):
     cdef bint is_own_process(self) noexcept
     cdef bint start(self, Work* work, bint waits) except -1
     cdef int detach(self) except -1
+    cdef int await_flow(self) except -1
     cdef bint poll_once(self, Work* work) except -1
     cdef int wait(self, Work* work) except -1
     cdef bint probe(self, int source, int64_t tag, Probed* probed, Message* taken) except -1
@@ -43,14 +43,5 @@ cdef class Executor(Engine):
     cdef int poll_on(self, Work* work, bint* done, int* polls, int* moves) noexcept nogil
     cdef int conclude(self, Work* work) except -1 nogil
     cdef int lost_peer(self, Work* work) noexcept nogil
-    cdef int raise_lost(self, Work* work, int peer) except -1 with gil
-    cdef int raise_late(self, Work* work) except -1 with gil
-    cdef int raise_fault(self, int call, Work* work) except -1 with gil
-    cdef int raise_failed(self, Work* work) except -1 with gil
-    cdef tuple describe_head(self, Work* work, int status, int peer, hetccl_msg_t* msg)
-    cdef tuple outstanding(self, Work* work)
-    cdef tuple blockers(self, Work* work)
-    cdef str describe(self, int peer, Work* work)
+    cdef void reach(self, uint8_t* mask) noexcept nogil
 
-
-cdef bint has_failed(Work* work) noexcept nogil

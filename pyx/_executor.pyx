@@ -14,21 +14,20 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK, PROBE
-from hetccl._mailbox cimport MESSAGE_FAILED, MESSAGE_POSTED
+from hetccl._board cimport Board
+from hetccl._calls cimport PROBE
+from hetccl._mailbox cimport MESSAGE_POSTED
 from hetccl._mutex cimport hetccl_mutex_give_way, hetccl_mutex_lock, hetccl_mutex_unlock
-from hetccl._progress cimport progress_enter, progress_leave, progress_needed, progress_stop
-from hetccl._row cimport COLLECTIVE_FAILED
+from hetccl._progress cimport progress_enter, progress_leave, progress_listen, progress_needed, progress_stop
+from hetccl._reporter cimport has_failed
 from hetccl._shm cimport (
-    COLLECTIVE, HETCCL_AGAIN, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG,
-    HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_MOVED, HETCCL_RANK_FREED,
-    HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT, HETCCL_REASON_TIMEOUT, Segment, hetccl_bell_arm,
-    hetccl_bell_disarm, hetccl_bell_ring, hetccl_bell_sleep, hetccl_header_t, hetccl_msg_t, hetccl_now_ns,
-    hetccl_rank_block_t,
+    HETCCL_AGAIN, HETCCL_MOVED, HETCCL_REASON_LEFT, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_ring,
+    hetccl_bell_sleep, hetccl_now_ns, hetccl_rank_block_t,
 )
 
 from hetccl._calls import CALLS
-from hetccl.errors import CommClosed, CommTimeout, LibraryError, PeerError
+from hetccl._reporter import LONGEST_S
+from hetccl.errors import CommClosed, CommTimeout
 
 
 cdef extern from *:
@@ -70,10 +69,10 @@ cdef enum:
     # Going to sleep and being woken costs 10 to 50 us; a rank that is a millisecond late is not worth a core.
     DEFAULT_AWAKE_US = 1000
 
-# Longer waits than this many seconds (285 years) do not fit into nanoseconds.
-LONGEST_S = 9e9
 # Between two looks of stop() at whether other threads have left.
 LEAVING_S = 1e-3
+# How long Free waits for bytes on their way to other hosts.
+FLUSH_S = 5.0
 
 # How often this process has come out of a fork; a communicator works only in the process that built it.
 cdef int forks = 0
@@ -88,20 +87,20 @@ os.register_at_fork(after_in_child=count_fork)
 
 
 @cython.no_gc_clear
-cdef class Executor(Engine):
-    """Runs collectives and messages over a segment's links.
+cdef class Executor(Reporter):
+    """Runs collectives and messages.
 
-    segment : _shm.Segment, connected
+    board   : _board.Board
+    network : owner of the connections to ranks of other hosts, or None; see Engine
     timeout : seconds that a wait may last
     spin_us : microseconds that a wait stays awake before it sleeps, or None: DEFAULT_AWAKE_US
     crowded : more ranks than cores; spinning would take the core from the rank that is waited for, so the wait yields
               it at once
     """
 
-    def __cinit__(self, Segment segment not None, double timeout, spin_us, bint crowded):
+    def __cinit__(self, Board board not None, network, double timeout, spin_us, bint crowded):
         self.inflight = {}
         self.generation = forks
-        self.timeout_ns = <int64_t>(min(timeout, LONGEST_S) * 1e9)
         awake_us = DEFAULT_AWAKE_US if spin_us is None else spin_us
         self.awake_ns = <int64_t>(1000 * min(awake_us, <int64_t>(LONGEST_S * 1e6)))
         self.spin_ns = 0 if crowded else min(self.awake_ns, <int64_t>SPIN_NS)
@@ -155,8 +154,10 @@ cdef class Executor(Engine):
             hetccl_mutex_lock(&self.progress.mutex)
             self.broken = True
             hetccl_mutex_unlock(&self.progress.mutex)
-        # Peers that read what these requests hold see that this rank has left before the memory goes.
-        self.segment.leave()
+        # Peers that read what these requests hold, or write there, see that this rank has left before the memory goes.
+        self.board.leave()
+        if self.network is not None:
+            self.network.close(0.0 if hetccl_load(self.board.fault_word) else min(self.timeout_ns / 1e9, FLUSH_S))
         self.inflight.clear()
         return 0
 
@@ -165,7 +166,7 @@ cdef class Executor(Engine):
         cdef bint done = False
         # Since the call was found possible, other threads may have run.
         self.usable(work.call)
-        if hetccl_load(&self.segment.header.fault) != 0:
+        if hetccl_load(self.board.fault_word) != 0:
             self.raise_fault(work.call, NULL)
         # A poll may copy megabytes, but it ends; the GIL is the outermost lock.
         self.submit(work)
@@ -175,6 +176,7 @@ cdef class Executor(Engine):
         self.poll_in_passing(work, &done)
         if done:
             self.conclude(work)
+            self.await_flow()
         return done
 
     cdef int detach(self) except -1:
@@ -217,13 +219,17 @@ cdef class Executor(Engine):
         finally:
             progress_leave(&self.progress, self.has_work())
             self.leave(&visit)
-        return 0
+        return self.await_flow()
+
+    cdef int await_flow(self) except -1:
+        """Let the thread see to it that what has been sent leaves this host, if it has not."""
+        return progress_needed(&self.progress) if self.wire is not None and self.wire.is_busy() else 0
 
     cdef bint probe(self, int source, int64_t tag, Probed* probed, Message* taken) except -1:
         """Look for a message; taken: bind it to this receive, or NULL."""
         cdef bint found, has_room = True
         cdef int status
-        if hetccl_load(&self.segment.header.fault) != 0:
+        if hetccl_load(self.board.fault_word) != 0:
             self.raise_fault(PROBE, NULL)
         hetccl_mutex_lock(&self.progress.mutex)
         status = self.poll_locked()
@@ -234,7 +240,7 @@ cdef class Executor(Engine):
         if not has_room:
             raise MemoryError(f"Mprobe: no memory to hold the message of {probed.nbytes} bytes; receive it instead")
         if status == HETCCL_MOVED:
-            hetccl_bell_ring(&self.segment.blocks[self.rank])
+            hetccl_bell_ring(self.mine)
         return found
 
     cdef int await_message(self, int source, int64_t tag, Probed* probed, Message* taken) except -1:
@@ -282,7 +288,7 @@ cdef class Executor(Engine):
             status = self.poll_locked()
             if status == HETCCL_MOVED and self.progress.drivers > 1:
                 # It may be what another thread sleeps for.
-                hetccl_bell_ring(&self.segment.blocks[self.rank])
+                hetccl_bell_ring(self.mine)
             done[0] = self.has_ended(work)
             if done[0]:
                 break
@@ -306,13 +312,13 @@ cdef class Executor(Engine):
         if has_failed(work):
             return self.raise_failed(work)
         # A peer that gave up may have changed memory while it was read from it.
-        if hetccl_load(&self.segment.header.fault) != 0:
+        if hetccl_load(self.board.fault_word) != 0:
             return self.raise_fault(work.call, work)
         return 0
 
     cdef int rest(self, Work* work, bint* done) except -100 nogil:
         """Let time pass after fruitless polls, the dearer the longer nothing moves. Returns a poll's status."""
-        cdef hetccl_rank_block_t* mine = &self.segment.blocks[self.rank]
+        cdef hetccl_rank_block_t* mine = self.mine
         cdef int64_t now = hetccl_now_ns()
         cdef int status = HETCCL_AGAIN
         cdef uint32_t bell
@@ -324,9 +330,10 @@ cdef class Executor(Engine):
             sched_yield()
         else:
             bell = hetccl_bell_arm(mine)
-            status = self.poll(work, done)
-            if status == HETCCL_AGAIN and not done[0]:
-                hetccl_bell_sleep(mine, bell, LOOK_NS)
+            if progress_listen(&self.progress):
+                status = self.poll(work, done)
+                if status == HETCCL_AGAIN and not done[0]:
+                    hetccl_bell_sleep(mine, bell, LOOK_NS)
             hetccl_bell_disarm(mine)
         return status
 
@@ -348,7 +355,7 @@ cdef class Executor(Engine):
         if now - work.looked_ns < LOOK_NS:
             return 0
         work.looked_ns = now
-        if hetccl_load(&self.segment.header.fault) != 0:
+        if hetccl_load(self.board.fault_word) != 0:
             return self.raise_fault(work.call, work)
         peer = self.lost_peer(work)
         # What it sent before it ended may have come since the last poll.
@@ -371,9 +378,10 @@ cdef class Executor(Engine):
         if mask == NULL:
             return NOBODY
         self.mark_blockers(work, mask)
+        self.reach(mask)
         for peer in range(self.nranks):
             if mask[peer] and peer != self.rank:
-                gone = self.segment.blocks[peer].state == HETCCL_RANK_FREED or self.segment.is_gone(peer)
+                gone = self.board.gone(peer) != 0
                 if gone and mask[peer] == 1:
                     lost = peer
                 elif gone:
@@ -383,118 +391,13 @@ cdef class Executor(Engine):
         free(mask)
         return candidate if lost == NOBODY and not waiting else lost
 
-    cdef int raise_lost(self, Work* work, int peer) except -1 with gil:
-        self.give_up(self.reason_of(peer), peer)
-        return self.raise_fault(work.call, work)
-
-    cdef int raise_late(self, Work* work) except -1 with gil:
-        """Raise CommTimeout with the ranks that have not come, or else those whose messages are missing."""
-        cdef str call = CALLS[work.call]
-        peers, reason = self.outstanding(work)
-        if self.mailbox.nlimited > 0:
-            reason = (f"{reason}; {self.mailbox.held_nbytes} bytes of messages that no receive has asked for are held, "
-                      "and more wait behind them: receive in about the order in which the peers send")
-        self.give_up(HETCCL_REASON_TIMEOUT, peers[0] if peers else self.rank)
-        seconds = self.timeout_ns / 1e9
-        raise CommTimeout(f"{call}: rank {self.rank} waited {seconds:g} s (HETCCL_TIMEOUT); {reason}",
-                          call=call, rank=self.rank, peer=peers)
-
-    cdef int raise_fault(self, int call, Work* work) except -1 with gil:
-        """Raise what the communicator's fault word says. work: what it ends; NULL for a call not begun."""
-        cdef uint64_t fault = hetccl_load(&self.segment.header.fault)
-        reason, reporter = HETCCL_FAULT_REASON(fault), HETCCL_FAULT_REPORTER(fault)
-        culprit = HETCCL_FAULT_CULPRIT(fault)
-        name = CALLS[call]
-        # The peers' fault ends this rank's part too: nothing may be read from or written to the user's memory any more.
-        self.give_up(reason, culprit)
-        if reason == HETCCL_REASON_TIMEOUT:
-            who = "this rank" if culprit == self.rank else f"rank {culprit}"
-            message = (f"{name}: rank {reporter} gave up waiting for {who} (HETCCL_TIMEOUT); "
-                       "the communicator cannot be used any more")
-            peers = (culprit,)
-            # The one that gave up first may have waited for a rank that waits in turn: say for whom.
-            own, why = self.outstanding(work) if work != NULL else ((), "")
-            if own:
-                peers = own
-                message = f"{message}. Rank {self.rank}: {why}"
-            raise CommTimeout(message, call=name, rank=self.rank, peer=peers)
-        what = {
-            HETCCL_REASON_DEAD: f"has ended (noticed by rank {reporter})",
-            HETCCL_REASON_FREED: f"has freed the communicator, or its program ends (noticed by rank {reporter})",
-            HETCCL_REASON_LEFT: "left a call because of an error or an interrupt",
-        }[reason]
-        raise PeerError(f"{name}: rank {culprit} {what}; the communicator cannot be used any more",
-                        call=name, rank=self.rank, peer=culprit)
-
-    cdef int raise_failed(self, Work* work) except -1 with gil:
-        """Raise why the transport could not move the work's data."""
-        cdef Message* message = failed_message(work)
-        cdef hetccl_msg_t* msg
-        cdef int status, peer
-        if message != NULL:
-            status, peer, msg = message.status, message.peer, &message.msg
-        else:
-            status, peer, msg = work.collective.status, work.collective.failure.peer, work.collective.failure.message
-        call = CALLS[work.call]
-        if status == HETCCL_EBROKEN:
-            return self.raise_fault(work.call, work)
-        if status == HETCCL_EPEER:
-            return self.raise_lost(work, peer)
-        self.give_up(HETCCL_REASON_LEFT, self.rank)
-        if status == HETCCL_ENOMEM:
-            raise MemoryError(f"{call}: scratch memory for the plan; the communicator cannot be used any more")
-        if status == HETCCL_ELENGTH or status == HETCCL_ETAG:
-            theirs, ours = self.describe_head(work, status, peer, msg)
-            raise PeerError(f"{call}: rank {peer} sent {theirs} where rank {self.rank} {ours}: the ranks' counts, "
-                            "dtypes, roots, calls or their order differ (HETCCL_CHECK=1 tells which)",
-                            call=call, rank=self.rank, peer=peer)
-        raise LibraryError(f"{call}: reading {msg.nbytes} bytes from rank {peer}'s memory: {os.strerror(msg.error)} "
-                           "(HETCCL_SINGLE_COPY=off avoids process_vm_readv)",
-                           call=call, code=msg.error, rank=self.rank, peer=peer)
-
-    cdef tuple describe_head(self, Work* work, int status, int peer, hetccl_msg_t* msg):
-        """(what a peer's link brings, what this rank expects), for a collective whose messages do not fit."""
-        cdef hetccl_header_t header
-        link = self.link(COLLECTIVE, True) + peer
-        link.ops.peek(link.state, &header)
-        if status == HETCCL_ELENGTH:
-            return f"{header.nbytes} bytes", f"expects {msg.nbytes}"
-        number, theirs = header.tag >> CALL_BITS, header.tag & CALL_MASK
-        name = "the comparison of a call" if theirs == ANY_CALL else CALLS[theirs]
-        return (f"a message of {name}, number {number} of its collectives on the communicator,",
-                f"is in number {work.collective.tag >> CALL_BITS}")
-
-    cdef tuple outstanding(self, Work* work):
-        """(ranks that a call waits for, the same in words)"""
-        cdef hetccl_rank_block_t* blocks = self.segment.blocks
-        absent = ()
-        if work.collective != NULL and work.collective.number > 0:
-            absent = tuple(peer for peer in range(self.nranks)
-                           if hetccl_load(&blocks[peer].entered) < work.collective.number)
-        if absent:
-            return absent, "; ".join(self.describe(peer, work) for peer in absent)
-        peers = self.blockers(work)
-        return peers, f"no answer from ranks {list(peers)}" if peers else "nothing moved"
-
-    cdef tuple blockers(self, Work* work):
-        mask = bytearray(self.nranks)
-        self.mark_blockers(work, <uint8_t*><char*>mask)
-        return tuple(peer for peer in range(self.nranks) if mask[peer] and peer != self.rank)
-
-    cdef str describe(self, int peer, Work* work):
-        cdef uint64_t entered = hetccl_load(&self.segment.blocks[peer].entered)
-        call = CALLS[self.segment.blocks[peer].call]
-        last = f"its last was {call}, number {entered}" if entered else "it has called none"
-        return f"rank {peer} has not called collective number {work.collective.number} of the communicator ({last})"
-
-
-cdef inline Message* failed_message(Work* work) noexcept nogil:
-    cdef int i
-    for i in range(work.nmessages):
-        if work.messages[i].state == MESSAGE_FAILED:
-            return &work.messages[i]
-    return NULL
-
-
-cdef bint has_failed(Work* work) noexcept nogil:
-    return failed_message(work) != NULL or (work.collective != NULL and work.collective.state == COLLECTIVE_FAILED)
+    cdef void reach(self, uint8_t* mask) noexcept nogil:
+        """Connect the peers that are waited for, if nothing has yet: only a connection tells of their end."""
+        cdef int peer
+        if self.wire is None:
+            return
+        hetccl_mutex_lock(&self.progress.mutex)
+        for peer in range(self.nranks):
+            if mask[peer] == 1 and self.board.is_far(peer):
+                self.wire.want(peer)
+        hetccl_mutex_unlock(&self.progress.mutex)

@@ -21,6 +21,7 @@ ctypedef struct Peer:
     Row sends                            # the first is the next to enter the link
     Row sent                             # in the link's hands, not acknowledged
     Row receives                         # posted for this source, unmatched
+    Row landing                          # receives in the link's hands: the peer writes to their memory
     Row unloading                        # receives whose message was set aside
     Message* current                     # the receive that the head of the link goes to
     Held* filling                        # the message set aside that the head of the link goes to
@@ -66,8 +67,10 @@ cdef class Mailbox:                      # all methods are called under the exec
     cdef void post_unmatched(self, Message* message) noexcept nogil
     cdef bint poll_peer(self, int rank) noexcept nogil
     cdef bint poll_sends(self, int rank) noexcept nogil
+    cdef bint poll_posted(self, int rank, Row* row, Link* link, bint sending) noexcept nogil
     cdef bint poll_receives(self, int rank) noexcept nogil
     cdef bint unload(self, int rank) noexcept nogil
+    cdef void finish_aside(self, int rank, Message* message, int status) noexcept nogil
     cdef bint begin_head(self, int rank) noexcept nogil
     cdef bint advance_head(self, int rank) noexcept nogil
     cdef Message* match_posted(self, int rank, hetccl_header_t* header) noexcept nogil

@@ -145,25 +145,10 @@ cdef class Mailbox:
 
     cdef bint poll_sends(self, int rank) noexcept nogil:
         cdef Peer* peer = &self.peers[rank]
-        cdef Link* link = &self.send_links[rank]
-        cdef Message* message = peer.sent.first
-        cdef Message* previous = NULL
+        cdef Message* message
         cdef Message* next
-        cdef bint moved = False
+        cdef bint moved = self.poll_posted(rank, &peer.sent, &self.send_links[rank], True)
         cdef int status
-        while message != NULL:
-            next = message.next
-            status = link.ops.send(link.state, &message.msg)
-            if status < 0:
-                self.fail(rank, status, message.msg.error)
-                return True
-            if status == HETCCL_DONE:
-                remove(&peer.sent, previous, message)
-                self.finish(message, MESSAGE_COMPLETE, 0)
-                moved = True
-            else:
-                previous = message
-            message = next
         while peer.sends.first != NULL:
             message = peer.sends.first
             next = message.next
@@ -177,10 +162,36 @@ cdef class Mailbox:
             peer.sends.first = next
         return moved
 
+    cdef bint poll_posted(self, int rank, Row* row, Link* link, bint sending) noexcept nogil:
+        """Ask a link after the messages in its hands. A fault ends the row."""
+        cdef Message* message = row.first
+        cdef Message* previous = NULL
+        cdef Message* next
+        cdef bint moved = False
+        cdef int status
+        while message != NULL:
+            next = message.next
+            if sending:
+                status = link.ops.send(link.state, &message.msg)
+            else:
+                status = link.ops.recv(link.state, &message.msg)
+            if status < 0:
+                self.fail(rank, status, message.msg.error)
+                return True
+            moved |= status != HETCCL_AGAIN
+            if status == HETCCL_DONE:
+                remove(row, previous, message)
+                self.finish(message, MESSAGE_COMPLETE, 0)
+            else:
+                previous = message
+            message = next
+        return moved
+
     cdef bint poll_receives(self, int rank) noexcept nogil:
         cdef Peer* peer = &self.peers[rank]
-        cdef bint moved = peer.unloading.first != NULL and self.unload(rank)
+        cdef bint moved = self.poll_posted(rank, &peer.landing, &self.recv_links[rank], False)
         cdef int _
+        moved |= self.unload(rank)
         for _ in range(HEADS_PER_POLL):
             if peer.current != NULL or peer.filling != NULL:
                 moved |= self.advance_head(rank)
@@ -195,23 +206,33 @@ cdef class Mailbox:
         return moved
 
     cdef bint unload(self, int rank) noexcept nogil:
-        """Move a piece of the first message set aside that is whole and has a receive."""
+        """Move the messages set aside that are whole and have a receive, up to the first that moved and has more."""
         cdef Peer* peer = &self.peers[rank]
         cdef Link* link = &self.recv_links[rank]
         cdef Message* message = peer.unloading.first
         cdef Message* previous = NULL
+        cdef Message* next
+        cdef bint moved = False
         cdef int status
-        while message != NULL and not message.held.whole and message.held.status == 0:
-            previous = message
-            message = message.next
-        if message == NULL:
-            return False
-        status = message.held.status
-        if status == 0:
-            status = link.ops.recv_aside(link.state, &message.held.aside, &message.msg)
-        if status == HETCCL_MOVED:
-            return True
-        remove(&peer.unloading, previous, message)
+        while message != NULL:
+            next = message.next
+            status = message.held.status
+            if status == 0 and message.held.whole:
+                status = link.ops.recv_aside(link.state, &message.held.aside, &message.msg)
+            moved |= status != HETCCL_AGAIN
+            if status == HETCCL_DONE or status < 0:
+                remove(&peer.unloading, previous, message)
+                self.finish_aside(rank, message, status)
+                if status < 0:
+                    break
+            elif status == HETCCL_MOVED and message.msg.state != HETCCL_MSG_POSTED:
+                break
+            else:
+                previous = message
+            message = next
+        return moved
+
+    cdef void finish_aside(self, int rank, Message* message, int status) noexcept nogil:
         self.drop(message.held)
         message.held = NULL
         if status == HETCCL_DONE:
@@ -219,7 +240,6 @@ cdef class Mailbox:
         else:
             self.finish(message, MESSAGE_FAILED, status)
             self.fail(rank, status, message.msg.error)
-        return True
 
     cdef bint begin_head(self, int rank) noexcept nogil:
         """Give the message at the head of a link to a receive, or set it aside; False if neither goes now."""
@@ -227,8 +247,11 @@ cdef class Mailbox:
         cdef Link* link = &self.recv_links[rank]
         cdef hetccl_header_t header
         cdef Message* message
-        if link.ops.peek(link.state, &header) != HETCCL_DONE:
-            return False
+        cdef int status = link.ops.peek(link.state, &header)
+        if status < 0:
+            self.fail(rank, status, 0)
+        if status != HETCCL_DONE:
+            return status < 0
         message = self.match_posted(rank, &header)
         if message == NULL:
             return self.hold(rank, &header, False)
@@ -253,6 +276,11 @@ cdef class Mailbox:
             if status == HETCCL_DONE:
                 peer.current = NULL
                 self.finish(message, MESSAGE_COMPLETE, 0)
+            elif status >= 0 and message.msg.state == HETCCL_MSG_POSTED:
+                # The link has turned to the next message.
+                peer.current = NULL
+                append(&peer.landing, message)
+                status = HETCCL_MOVED
         else:
             status = link.ops.set_aside(link.state, &peer.filling.aside)
             if status == HETCCL_DONE:
@@ -413,6 +441,8 @@ cdef class Mailbox:
             self.refuse(pop(&peer.sent), rank)
         while peer.receives.first != NULL:
             self.refuse(pop(&peer.receives), rank)
+        while peer.landing.first != NULL:
+            self.refuse(pop(&peer.landing), rank)
         while peer.unloading.first != NULL:
             message = pop(&peer.unloading)
             self.drop(message.held)
@@ -445,7 +475,8 @@ cdef class Mailbox:
         cdef Peer* peer = &self.peers[rank]
         cdef int last
         if (peer.place == NOT_BUSY or peer.current != NULL or peer.filling != NULL or peer.receives.first != NULL
-                or peer.unloading.first != NULL or peer.sends.first != NULL or peer.sent.first != NULL):
+                or peer.landing.first != NULL or peer.unloading.first != NULL or peer.sends.first != NULL
+                or peer.sent.first != NULL):
             return
         self.nbusy -= 1
         last = self.busy[self.nbusy]

@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t
 from hetccl._buffer cimport Span
 from hetccl._endpoint cimport Endpoint
 from hetccl._launch cimport Launch
+from hetccl._mr_cache cimport hetccl_mr_range_t
 from hetccl._op cimport Op, OpChoice
 from hetccl._request cimport Request
 from hetccl._vendor cimport VendorComm
@@ -15,12 +16,14 @@ cdef class Placement(Endpoint):
     cdef VendorComm vendor               # runs calls on device buffers; None until the first
     cdef set registrations               # Registration; those that may be in use
     cdef VendorComm host_vendor          # runs some calls on host buffers (HETCCL_HOST_CCL), or None
+    cdef int64_t note_bytes              # host buffers from here on may be registered with RDMA devices; 0: none may
 
     # Whether the call's buffers are device memory; if so, the request gets vendor and stream. Refuses mixtures.
     cdef bint place(self, Request request) except -1
     cdef int place_on_device(self, Request request, int kind) except -1
     cdef bint queue_quickly(self, int call, object sendbuf, object recvbuf, object op, object stream) except -1
     cdef bint prepare_quickly(self, int call, Span* send, Span* recv, object op, Launch* launch) except -1
+    cdef int note_buffers(self, Request request) except -1
     cdef int check_device(self, Span* span, str argument) except -1
     # Tell the library which reduction it is; TypeError if it has none for the buffers' dtype.
     cdef int reduce_on_device(self, Request request, Op op, OpChoice* choice, Span* given) except -1
@@ -42,7 +45,13 @@ cdef class Placement(Endpoint):
 
 
 cdef class Registration:
-    cdef VendorComm vendor               # None: ended
+    cdef VendorComm vendor               # None: ended, or host memory
+    cdef hetccl_mr_range_t* range        # NULL: ended, or device memory
+    cdef int ndevices
     cdef Span span
     cdef object handle
     cdef set others                      # the communicator's
+
+    cdef int begin_with_vendor(self, Placement comm) except -1
+    cdef int begin_with_devices(self, Placement comm) except -1
+    cdef void end_with_devices(self) noexcept

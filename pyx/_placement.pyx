@@ -24,6 +24,7 @@ from hetccl._launch cimport NO_PEER, Launch, launch_run
 from hetccl._layout cimport Part
 from hetccl._mailbox cimport ANY
 from hetccl._marks cimport mark_await
+from hetccl._mr_notes cimport buffer_note, register_begin, register_end
 from hetccl._op cimport KIND_BUILTIN, KIND_PREMUL, KIND_USER, op_of
 from hetccl._reducible cimport launch_reduces
 from hetccl._request cimport Letter
@@ -47,6 +48,7 @@ cdef class Placement(Endpoint):
 
     def __cinit__(self, membership):
         self.registrations = set()
+        self.note_bytes = membership.note_bytes
 
     cdef bint place(self, Request request) except -1:
         cdef Span* send = &request.send
@@ -60,9 +62,25 @@ cdef class Placement(Endpoint):
                              "on one kind")
         if kind == HETCCL_MEM_HOST:
             refuse_stream(request.stream)
+            if self.note_bytes:
+                self.note_buffers(request)
             return False
         self.place_on_device(request, kind)
         return True
+
+    cdef int note_buffers(self, Request request) except -1:
+        """Let RDMA devices reach large buffers directly, if it is known how long their memory stays."""
+        cdef Span* spans[2]
+        cdef Span* span
+        cdef int64_t nbytes
+        cdef int i
+        spans[0], spans[1] = &request.send, &request.recv
+        for i in range(2):
+            span = spans[i]
+            nbytes = span.count * <int64_t>span.itemsize if request.parts == NULL else span.nbytes
+            if span.owner != NULL and span.layout == NULL and nbytes >= self.note_bytes:
+                buffer_note(<object>span.owner, span.ptr, nbytes)
+        return 0
 
     cdef int place_on_device(self, Request request, int kind) except -1:
         cdef Span* spans[2]
@@ -345,34 +363,53 @@ cdef class Placement(Endpoint):
         return self.vendor is not None and self.vendor.ccl.supports(name)
 
     def register(self, array):
-        """Register an array with the vendor's library, which may then work on it without copies of its own.
+        """Register an array, so that calls on it need no copies of their own: GPU memory with the vendor's library,
+        host memory with the RDMA devices.
 
-        array   : contiguous array in GPU memory of the communicator's device; held until Free
+        array   : contiguous array in GPU memory of the communicator's device, or in host memory; held until Free. Host
+                  memory must stay where it is until then, which arrays without a buffer export (ctypes) do not ensure
         Returns : Registration; `with comm.register(x):` or its Free() ends it
-        Raises  : CommClosed (before the first call on GPU buffers), SymbolNotFound (the library lacks it), ValueError,
-                  BufferError
-        Source  : ncclCommRegister
+        Raises  : CommClosed (GPU memory, before the first call on it), SymbolNotFound (the library lacks it),
+                  ValueError, BufferError
+        Source  : ncclCommRegister; ibv_reg_mr
         """
         self.usable(CONNECT)
-        if self.vendor is None:
-            raise CommClosed("register: the vendor's library is set up by the first call on GPU buffers, or by "
-                             "hetccl.Comm(comm, device=...)", call="register")
         return Registration(self, array)
 
 
 cdef class Registration:
-    """An array that the vendor's library knows; made by Comm.register."""
+    """An array that the vendor's library or the RDMA devices know; made by Comm.register."""
 
     def __init__(self, Placement comm not None, array):
         span_of(array, &self.span, "array", False, 1)
-        if self.span.kind == HETCCL_MEM_HOST:
-            raise ValueError("array: is host memory; the vendor's library registers GPU memory")
-        comm.check_device(&self.span, "array")
+        if self.span.kind != HETCCL_MEM_HOST and comm.vendor is None:
+            raise CommClosed("register: the vendor's library is set up by the first call on GPU buffers, or by "
+                             "hetccl.Comm(comm, device=...)", call="register")
+        if self.span.kind != HETCCL_MEM_HOST:
+            comm.check_device(&self.span, "array")
         if self.span.count == 0:
             raise ValueError("array: is empty; there is nothing to register")
-        self.handle = comm.vendor.register(<uintptr_t>self.span.ptr, <size_t>self.span.count * self.span.itemsize)
-        self.vendor, self.others = comm.vendor, comm.registrations
+        if self.span.kind != HETCCL_MEM_HOST:
+            self.begin_with_vendor(comm)
+        elif comm.note_bytes:
+            self.begin_with_devices(comm)
+        self.others = comm.registrations
         self.others.add(self)
+
+    cdef int begin_with_vendor(self, Placement comm) except -1:
+        self.handle = comm.vendor.register(<uintptr_t>self.span.ptr, <size_t>self.span.count * self.span.itemsize)
+        self.vendor = comm.vendor
+        return 0
+
+    cdef int begin_with_devices(self, Placement comm) except -1:
+        self.range = register_begin(<object>self.span.owner, self.span.ptr,
+                                    <size_t>self.span.count * self.span.itemsize, &self.ndevices)
+        return 0
+
+    @property
+    def devices(self):
+        """int, how many RDMA devices took host memory; 0 if none did, or this communicator has none."""
+        return self.ndevices
 
     def Free(self):
         """End the registration. A second call does nothing, nor does one after the communicator's Free."""
@@ -383,9 +420,18 @@ cdef class Registration:
         finally:
             if self.others is not None:
                 self.others.discard(self)
+            self.end_with_devices()
             span_release(&self.span)
 
+    cdef void end_with_devices(self) noexcept:
+        cdef hetccl_mr_range_t* range = self.range
+        self.range = NULL
+        self.ndevices = 0
+        if range != NULL:
+            register_end(range)
+
     def __dealloc__(self):
+        self.end_with_devices()
         span_release(&self.span)
 
     def __enter__(self):

@@ -80,7 +80,7 @@ ctypedef struct Run:                     # a program at work on one portion of t
     int nsteps
     int first                            # all steps before it are complete
     int* sent                            # per peer: messages handed to the link
-    int* received                        # per peer: messages consumed
+    int* received                        # per peer: messages consumed, or in the link's hands
     Link* send_links                     # per peer
     Link* recv_links                     # per peer
     uint8_t* base[3]                     # IN, OUT, SCRATCH

@@ -318,14 +318,16 @@ cdef inline int advance_send(Run* run, Step* step) noexcept nogil:
 cdef inline int advance_recv(Run* run, Step* step) noexcept nogil:
     cdef hetccl_msg_t* message = &run.messages[step.message]
     cdef Link* link = &run.recv_links[step.peer]
+    cdef bint posted = message.state == HETCCL_MSG_POSTED
     cdef int status = HETCCL_DONE
-    if run.received[step.peer] != step.turn:
+    if not posted and run.received[step.peer] != step.turn:
         return HETCCL_AGAIN
     if message.nbytes > 0:
         status = link.ops.recv(link.state, message)
         if status < 0:
             return fail(run, step.peer, message, status)
-    if status == HETCCL_DONE:
+    # As with a send: the link has turned to the next message.
+    if not posted and (status == HETCCL_DONE or message.state == HETCCL_MSG_POSTED):
         run.received[step.peer] += 1
     return status
 
@@ -365,18 +367,19 @@ cdef inline int next_piece(Run* run, Step* step, hetccl_msg_t* messages, size_t*
     cdef size_t piece = min(<size_t>FETCH_BYTES, messages[0].nbytes - messages[0].done)
     cdef int64_t available
     cdef Link* link
+    cdef bint missing = False
     cdef int i
     for i in range(step.nsources):
         if step.sources[i].peer != NOBODY:
             link = &run.recv_links[step.sources[i].peer]
             available = link.ops.available(link.state, &messages[i])
-            if available == HETCCL_AGAIN:
-                return HETCCL_AGAIN
             if available < 0:
                 return fail(run, step.sources[i].peer, &messages[i], <int>available)
+            # Go on: a link may ask its peer for the bytes only when it is asked.
+            missing |= available == HETCCL_AGAIN
             piece = min(piece, <size_t>available)
     piece_p[0] = piece
-    return HETCCL_DONE
+    return HETCCL_AGAIN if missing else HETCCL_DONE
 
 
 cdef inline int fetch_operands(Run* run, Step* step, hetccl_msg_t* messages, size_t piece) noexcept nogil:
@@ -423,7 +426,7 @@ cdef void run_blockers(void* work, uint8_t* mask) noexcept nogil:
         if step.kind == SEND:
             mask[step.peer] |= messages.state == HETCCL_MSG_POSTED or run.sent[step.peer] == step.turn
         elif step.kind == RECV:
-            mask[step.peer] |= run.received[step.peer] == step.turn
+            mask[step.peer] |= messages.state == HETCCL_MSG_POSTED or run.received[step.peer] == step.turn
         elif step.kind == REDUCE:
             for j in range(step.nsources):
                 if step.sources[j].peer != NOBODY and run.received[step.sources[j].peer] == step.sources[j].turn:

@@ -11,6 +11,9 @@ cdef extern from "<pthread.h>" nogil:
         pass
 
 
+# Lets the bell ring for what comes over the network from now on: HETCCL_DONE, or HETCCL_MOVED: poll first. Under the
+# mutex.
+ctypedef int (*progress_listen_fn)(void* network) noexcept nogil
 # Moves what can be moved, under the mutex: HETCCL_MOVED, HETCCL_AGAIN, or HETCCL_DONE when there is nothing to move.
 ctypedef int (*progress_poll_fn)(void* context) noexcept nogil
 
@@ -25,6 +28,8 @@ ctypedef struct Progress:
     hetccl_rank_block_t* bell            # this rank's; the peers ring it
     progress_poll_fn poll
     void* context                        # of poll
+    progress_listen_fn listen
+    void* network                        # of listen; NULL: the peers ring the bell themselves
 
 
 cdef int progress_open(Progress* progress, progress_poll_fn poll, void* context, hetccl_rank_block_t* bell) except -1
@@ -34,6 +39,9 @@ cdef int progress_needed(Progress* progress) except -1
 # Between the two, the caller polls.
 cdef void progress_enter(Progress* progress) noexcept nogil
 cdef void progress_leave(Progress* progress, bint more) noexcept nogil
+# Before a sleep on the bell that is armed, and before the last poll: whether the bell rings for the network too. False:
+# poll on. Without the mutex.
+cdef bint progress_listen(Progress* progress) noexcept nogil
 # End the thread; idempotent. It takes a poll's time at most, and never waits for Python.
 cdef void progress_stop(Progress* progress) noexcept nogil
 cdef void progress_close(Progress* progress) noexcept nogil

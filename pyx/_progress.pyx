@@ -17,23 +17,15 @@ from hetccl._shm cimport (
 cdef extern from "pthread.h" nogil:
     int pthread_join(pthread_t thread, void** result)
 
+cdef extern from "hetccl/thread.h" nogil:
+    int hetccl_thread_start(pthread_t* thread, void* (*main)(void*) noexcept nogil, void* argument)
+
 cdef extern from *:
     """
-    #include <signal.h>
-    /* Signals are for Python's threads: one taken here would not interrupt the sleep of the thread that waits. */
-    static inline int progress_create(pthread_t *thread, void *(*main)(void *), void *context) {
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        int error = pthread_create(thread, NULL, main, context);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        return error;
-    }
     #define hetccl_add(word, n) __atomic_add_fetch(word, n, __ATOMIC_SEQ_CST)
     #define hetccl_read(word) __atomic_load_n(word, __ATOMIC_SEQ_CST)
     #define hetccl_exchange(word, n) __atomic_exchange_n(word, n, __ATOMIC_SEQ_CST)
     """
-    int progress_create(pthread_t* thread, void* (*main)(void*) noexcept nogil, void* context) nogil
     int hetccl_add(int* word, int n) noexcept nogil
     int hetccl_read(int* word) noexcept nogil
     int hetccl_exchange(int* word, int n) noexcept nogil
@@ -59,7 +51,7 @@ cdef int progress_needed(Progress* progress) except -1:
     if progress.stopping:
         pass
     elif not progress.running:
-        error = progress_create(&progress.thread, progress_main, progress)
+        error = hetccl_thread_start(&progress.thread, progress_main, progress)
         progress.running = error == 0
     elif hetccl_read(&progress.drivers) == 0:
         stand_by(progress)
@@ -87,8 +79,22 @@ cdef void stand_by(Progress* progress) noexcept nogil:
     """Let the peers' next news wake the thread. Under the mutex."""
     arm(progress)
     # What came before has rung nobody. Where there was something to move, there may be more.
-    if progress.poll(progress.context) == HETCCL_MOVED:
+    if not listen(progress) or progress.poll(progress.context) == HETCCL_MOVED:
         hetccl_bell_ring(progress.bell)
+
+
+cdef bint progress_listen(Progress* progress) noexcept nogil:
+    cdef bint armed
+    if progress.network == NULL:
+        return True
+    hetccl_mutex_lock(&progress.mutex)
+    armed = listen(progress)
+    hetccl_mutex_unlock(&progress.mutex)
+    return armed
+
+
+cdef inline bint listen(Progress* progress) noexcept nogil:
+    return progress.network == NULL or progress.listen(progress.network) == HETCCL_DONE
 
 
 cdef inline void arm(Progress* progress) noexcept nogil:
@@ -123,6 +129,8 @@ cdef void* progress_main(void* argument) noexcept nogil:
     cdef Progress* progress = <Progress*>argument
     cdef int status, polls = 0
     cdef uint32_t bell
+    # The network is armed, if there is one: each sleep needs that anew.
+    cdef bint listening = progress.network == NULL
     hetccl_mutex_lock(&progress.mutex)
     while not progress.stopping:
         # Read before the poll: who rings after it ends the sleep.
@@ -131,13 +139,15 @@ cdef void* progress_main(void* argument) noexcept nogil:
         polls = polls + 1 if status == HETCCL_AGAIN else 0
         if status == HETCCL_DONE:
             disarm(progress)
-        elif polls > POLLS_BEFORE_SLEEP and not hetccl_read(&progress.armed):
+        elif polls > POLLS_BEFORE_SLEEP and not (listening and hetccl_read(&progress.armed)):
             arm(progress)  # and poll once more
+            listening = listen(progress)
             status = HETCCL_MOVED
         hetccl_mutex_unlock(&progress.mutex)
         if status == HETCCL_DONE or polls > POLLS_BEFORE_SLEEP and status == HETCCL_AGAIN:
             hetccl_bell_sleep(progress.bell, bell, SLEEP_NS if status == HETCCL_AGAIN else IDLE_NS)
             polls = 0
+        listening = progress.network == NULL or listening and polls > POLLS_BEFORE_SLEEP
         hetccl_mutex_lock(&progress.mutex)
     disarm(progress)
     hetccl_mutex_unlock(&progress.mutex)

@@ -21,6 +21,7 @@ cdef extern from "hetccl/rail.h" nogil:
         HETCCL_MEM_OF_ENGINE
         HETCCL_MEM_OF_USER
         HETCCL_WRITE_IMM
+        HETCCL_WRITE_LAZY
 
     ctypedef struct hetccl_rail_fault_t:
         int32_t kind
@@ -58,11 +59,13 @@ cdef extern from "hetccl/rail.h" nogil:
         int (*room)(hetccl_rail_t* rail) noexcept nogil
         int (*reg)(hetccl_rail_t* rail, void* ptr, size_t nbytes, int whose, hetccl_mem_t* mem) noexcept nogil
         void (*dereg)(hetccl_rail_t* rail, hetccl_mem_t* mem) noexcept nogil
+        void (*stop)(hetccl_rail_t* rail) noexcept nogil
 
     ctypedef struct hetccl_port_t:
         int (*poll)(hetccl_port_t* port) noexcept nogil
         int (*arm)(hetccl_port_t* port) noexcept nogil
         int fd
+        int unsent
 
 
 cdef class Rail:

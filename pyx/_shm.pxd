@@ -73,10 +73,12 @@ cdef extern from "hetccl/shm.h" nogil:
         HETCCL_CACHE_LINE
         HETCCL_RANK_ALIVE
         HETCCL_RANK_FREED
+        HETCCL_RANK_DEAD
         HETCCL_REASON_DEAD
         HETCCL_REASON_LEFT
         HETCCL_REASON_TIMEOUT
         HETCCL_REASON_FREED
+        HETCCL_REASON_NETWORK
     uint64_t HETCCL_SHM_MAGIC
 
     ctypedef struct hetccl_rank_block_t:
@@ -151,5 +153,6 @@ cdef class Segment:
     cdef long owner_pid
 
     cdef hetccl_shm_link_t* link(self, int traffic, bint receive, int peer) noexcept nogil
-    cdef void raise_fault(self, int reason, int culprit) noexcept nogil
+    # fault: HETCCL_FAULT, of ranks of the communicator
+    cdef void raise_fault(self, uint64_t fault) noexcept nogil
     cdef bint is_gone(self, int peer) noexcept nogil

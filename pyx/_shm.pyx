@@ -128,7 +128,7 @@ def create(int nranks, bytes secret not None, ring_bytes=None):
 cdef class Segment:
     """This process's mapping of the segment.
 
-    rank, nranks : place and number of the ranks that share it
+    rank, nranks : this rank's place among those of its host that share it, and their number
     path         : the file, usually /proc/<pid of rank 0>/fd/<fd>
     secret       : 16 bytes; another secret in the file is refused
     Raises       : OSError (cannot open or map), LibraryError (not the segment that was announced)
@@ -221,10 +221,6 @@ cdef class Segment:
         return tuple(peer for peer in range(self.nranks)
                      if self.link(COLLECTIVE, False, peer).eager_max != <size_t>-1)
 
-    def broken(self):
-        """Whether a rank has broken the communicator, or its process has ended."""
-        return self.header.fault != 0 or any(self.is_gone(peer) for peer in range(self.nranks))
-
     def leave(self):
         """Tell the peers that this rank will do nothing more here: those that wait for it get PeerError."""
         if self.base != NULL and os.getpid() == self.owner_pid:
@@ -248,11 +244,11 @@ cdef class Segment:
     cdef hetccl_shm_link_t* link(self, int traffic, bint receive, int peer) noexcept nogil:
         return &self.links[(traffic * 2 + receive) * self.nranks + peer]
 
-    cdef void raise_fault(self, int reason, int culprit) noexcept nogil:
-        """Tell all ranks why the communicator is broken; the first reason stands."""
+    cdef void raise_fault(self, uint64_t fault) noexcept nogil:
+        """Tell all ranks of this host why the communicator is broken; the first reason stands."""
         cdef uint64_t healthy = 0
         cdef int peer
-        fault_install(&self.header.fault, &healthy, HETCCL_FAULT(reason, self.rank, culprit))
+        fault_install(&self.header.fault, &healthy, fault)
         for peer in range(self.nranks):
             hetccl_bell_ring(&self.blocks[peer])
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hetccl import oneccl, topology
 from hetccl._version import VERSION
-from hetccl.cli import gpu, host, job
+from hetccl.cli import gpu, host, job, network, rdma
 from hetccl.cli.host import Check
 from hetccl.errors import HetcclError
 
@@ -53,13 +53,18 @@ def run(args):
             return 1
     members, sights = zip(*_of_all(comm, (member, gpu.sight(settings))), strict=True)
     mine = 0 if comm is None else comm.rank
+    seen = network.sight(mine, members, settings)
+    cards = _of_all(comm, seen.card)
+    ways = [] if seen.trouble else network.ways(mine, members, cards, settings)
     found = [
         *rank_checks(problem),
         host_buffers(settings),
         *gpu.rank_checks(sights[mine], args.gpu),
         *checks,
         *_host_checks(comm, members, mine),
-        *job_checks(members),
+        *network.rank_checks(seen),
+        *rdma.checks(settings, seen.card["verbs"]),
+        *network.way_checks(mine, ways, detailed=len(members) <= network.DETAILED_RANKS),
         *gpu.job_checks(members, sights, args.gpu),
     ]
     everyone = _of_all(comm, found)
@@ -68,8 +73,11 @@ def run(args):
         built = comm.allgather(_communicator_check(comm, device))
         everyone = [[*checks, check] for checks, check in zip(everyone, built, strict=True)]
     findings = merge(everyone)
+    networks = _of_all(comm, (seen, ways))
     if mine == 0:
-        print(json.dumps(as_json(findings, members), indent=2) if args.json else text(findings, members))
+        networks = [seen._asdict() | {"ways": ways} for seen, ways in networks]
+        page = as_json(findings, members, networks)
+        print(json.dumps(page, indent=2) if args.json else text(findings, members))
     return status_of(findings)
 
 
@@ -101,14 +109,15 @@ def text(findings, members):
     return "\n".join(lines)
 
 
-def as_json(findings, members):
-    """The page as plain values."""
+def as_json(findings, members, networks):
+    """The page as plain values. networks : what each rank sees of the network, and its ways to the others"""
     return {
         "version": VERSION,
         "status": status_of(findings),
         "checks": [{**finding.check._asdict(), "ranks": finding.ranks} for finding in findings],
         "members": [member.as_dict() for member in members],
         "islands": [island._asdict() for island in topology.islands(members)],
+        "networks": networks,
     }
 
 
@@ -130,23 +139,6 @@ def host_buffers(settings):
         return Check("host buffers", "ok", "hetccl's own algorithms")
     found = f"{serves.name} {serves.version} {serves.path}"
     return Check("host buffers", "ok", f"{found} in communicators of one island, hetccl's own for what it lacks")
-
-
-def job_checks(members):
-    """What the ranks are to each other."""
-    hosts = job.by_host(members)
-    if len(hosts) > 1:
-        where = "; ".join(f"{name}: {job.ranks_text(ranks)}" for name, ranks in hosts.items())
-        yield Check(
-            "reach",
-            "fail",
-            f"this version reaches the ranks of one host only; these are on several, or in several containers: {where}",
-            "start all ranks on one host, in one PID namespace",
-        )
-    ports = topology.nics()
-    active = sum(nic.state == "ACTIVE" for nic in ports)
-    found = f"{job.plural(len(ports), 'RDMA port')}, {active} active" if ports else "no RDMA device"
-    yield Check("RDMA", "ok", f"{found}; not needed by ranks of one host")
 
 
 def _mpi_checks(launched):

@@ -5,11 +5,11 @@
 #define HETCCL_CCL_JOB_H
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 
 #include "hetccl/ccl.h"
 #include "hetccl/process.h"
+#include "hetccl/thread.h"
 
 typedef struct hetccl_job {
     const hetccl_runtime_t *gpu;
@@ -21,16 +21,6 @@ typedef struct hetccl_job {
     int has_ended, code;
     int holders; /* the thread, and who waits */
 } hetccl_job_t;
-
-/* Signals are for Python's threads: one taken here would not interrupt the sleep of the thread that waits. */
-static inline int hetccl_thread_start(pthread_t *thread, void *(*main)(void *), void *argument) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(thread, NULL, main, argument);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
-}
 
 static inline void hetccl_pause(int64_t ns) { nanosleep(&(struct timespec){0, ns}, NULL); }
 

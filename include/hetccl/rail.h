@@ -52,7 +52,10 @@ typedef struct hetccl_mem {
  * known is registered (mr_cache.h). */
 enum hetccl_mem_owner { HETCCL_MEM_OF_ENGINE = 0, HETCCL_MEM_OF_USER = 1 };
 
-enum hetccl_write_flags { HETCCL_WRITE_IMM = 1 /* the peer is told `imm` once the bytes are in place */ };
+enum hetccl_write_flags {
+    HETCCL_WRITE_IMM = 1,  /* the peer is told `imm` once the bytes are in place */
+    HETCCL_WRITE_LAZY = 2, /* nobody waits for its completion, which may be told late; a hint */
+};
 
 /* One RDMA WRITE: up to two pieces of local memory to one place in the peer's. The pieces must stay as they are until
  * the write is completed (hetccl_rail_t.completed). */
@@ -91,8 +94,12 @@ typedef struct hetccl_rail_ops {
     /* Keys for the rail's writes from (lkey) and the peer's writes to (rkey) this memory. DONE; or AGAIN: this memory
      * cannot be registered, or not now: go through memory of one's own. whose: enum hetccl_mem_owner. */
     int (*reg)(hetccl_rail_t *rail, void *ptr, size_t nbytes, int whose, hetccl_mem_t *mem);
-    /* Only once no write of either side that uses it is under way. */
+    /* Only once no write of either side that uses it is under way, or after stop(). */
     void (*dereg)(hetccl_rail_t *rail, hetccl_mem_t *mem);
+    /* End it, failed or not: state CLOSED. Afterwards neither side's writes have any effect and no memory of this side
+     * is read or written; what came in whole before has been told by on_imm(), or is as if it had not come. Once is
+     * enough; not from within on_imm(). */
+    void (*stop)(hetccl_rail_t *rail);
 } hetccl_rail_ops_t;
 
 /* What a communicator polls for its rails: one port for each RDMA device, one for all TCP connections. */
@@ -102,7 +109,8 @@ typedef struct hetccl_port {
     /* Before a sleep: from now on `fd` becomes readable when there is something to poll. MOVED: poll first, something
      * may have come meanwhile; DONE: armed. */
     int (*arm)(struct hetccl_port *port);
-    int fd; /* for epoll; it stays the same for the port's life */
+    int fd;     /* for epoll; it stays the same for the port's life */
+    int unsent; /* not 0: writes that were taken are still here, and leave only while poll() is called */
 } hetccl_port_t;
 
 #endif

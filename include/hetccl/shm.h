@@ -19,7 +19,8 @@
 #define HETCCL_CACHE_LINE 64
 #define HETCCL_SHM_PAGE 4096
 
-enum hetccl_rank_state { HETCCL_RANK_ALIVE = 1, HETCCL_RANK_FREED = 2 };
+/* DEAD: known of ranks on other hosts only; of those on this host, /proc tells. */
+enum hetccl_rank_state { HETCCL_RANK_ALIVE = 1, HETCCL_RANK_FREED = 2, HETCCL_RANK_DEAD = 3 };
 
 /* One rank's public state; the first line is written by its peers, the second by itself. */
 typedef struct hetccl_rank_block {
@@ -53,6 +54,7 @@ enum hetccl_reason {
     HETCCL_REASON_LEFT = 2,
     HETCCL_REASON_TIMEOUT = 3,
     HETCCL_REASON_FREED = 4,
+    HETCCL_REASON_NETWORK = 5, /* the reporter lost its connection to the culprit */
 };
 #define HETCCL_FAULT(reason, reporter, culprit) \
     ((uint64_t)(reason) << 56 | (uint64_t)(uint32_t)(reporter) << 28 | (uint64_t)(uint32_t)(culprit))

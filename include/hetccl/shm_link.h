@@ -16,6 +16,7 @@
 #include <sys/uio.h>
 
 #include "hetccl/layout.h"
+#include "hetccl/message.h"
 #include "hetccl/shm.h"
 #include "hetccl/transport.h"
 
@@ -130,11 +131,7 @@ static inline int hetccl_shm_stream(hetccl_shm_link_t *link, hetccl_msg_t *msg) 
         if (!cell) return msg->done > before ? HETCCL_MOVED : HETCCL_AGAIN;
         size_t left = msg->nbytes - msg->done;
         size_t piece = left < room ? left : room;
-        if (msg->layout) {
-            hetccl_layout_pack(msg->layout, msg->ptr, msg->skip + msg->done, piece, cell->payload);
-        } else {
-            memcpy(cell->payload, msg->ptr + msg->done, piece);
-        }
+        hetccl_msg_get(msg, msg->done, piece, cell->payload);
         msg->done += piece;
         hetccl_shm_publish(link, cell, msg, HETCCL_CELL_EAGER, NULL);
     } while (msg->done < msg->nbytes);
@@ -151,21 +148,13 @@ static inline int hetccl_shm_is_readable(const hetccl_shm_link_t *link, void *ad
     return process_vm_readv(link->own_pid, &local, 1, &remote, 1, 0) == 1;
 }
 
-/* Where the message's bytes lie, if in one run; else NULL. */
-static inline uint8_t *hetccl_shm_only_run(const hetccl_msg_t *msg) {
-    struct iovec run;
-    if (!msg->layout) return msg->ptr;
-    hetccl_layout_runs(msg->layout, msg->ptr, msg->skip, msg->nbytes, &run, 1);
-    return run.iov_len == msg->nbytes ? run.iov_base : NULL;
-}
-
 /* A new message leaves by address, or becomes a stream. AGAIN: it stays new until there is a cell, and a slot if it
  * must have one. Where no slot is free, a large message is streamed: it may be the one that the receiver waits for. */
 static inline int hetccl_shm_begin(hetccl_shm_link_t *link, hetccl_msg_t *msg) {
     hetccl_cell_t *cell = hetccl_shm_free_cell(link);
     if (!cell) return HETCCL_AGAIN;
     int sync = msg->flags & HETCCL_MSG_SYNC;
-    uint8_t *run = msg->nbytes > link->eager_max ? hetccl_shm_only_run(msg) : NULL;
+    uint8_t *run = msg->nbytes > link->eager_max ? hetccl_msg_only_run(msg) : NULL;
     if (run || sync) {
         msg->slot = hetccl_shm_take_slot(link);
         if (sync && !msg->slot) return HETCCL_AGAIN;
@@ -256,23 +245,15 @@ static int hetccl_shm_read_peer(hetccl_shm_link_t *link, hetccl_msg_t *msg, void
     return hetccl_shm_read_runs(link, msg, &run, 1, address, nbytes);
 }
 
-static inline void hetccl_shm_unpack(const hetccl_msg_t *msg, size_t skip, size_t nbytes, const uint8_t *bytes) {
-    if (msg->flags & HETCCL_MSG_PAST_CACHE) {
-        hetccl_layout_unpack_past(msg->layout, msg->ptr, skip, nbytes, bytes);
-        hetccl_copy_fence();
-    } else {
-        hetccl_layout_unpack(msg->layout, msg->ptr, skip, nbytes, bytes);
-    }
-}
-
 /* Reads the message's next nbytes from the peer's memory to where its layout wants them. */
 static int hetccl_shm_read_scattered(hetccl_shm_link_t *link, hetccl_msg_t *msg, uint64_t address, size_t nbytes) {
     struct iovec runs[HETCCL_SHM_RUNS];
     uint8_t bounce[HETCCL_SHM_BOUNCE_BYTES];
     size_t piece;
     for (size_t done = 0; done < nbytes; done += piece) {
-        size_t skip = msg->skip + msg->done + done;
-        int status, nruns = hetccl_layout_runs(msg->layout, msg->ptr, skip, nbytes - done, runs, HETCCL_SHM_RUNS);
+        size_t at = msg->done + done;
+        int status, nruns = hetccl_layout_runs(msg->layout, msg->ptr, msg->skip + at, nbytes - done, runs,
+                                               HETCCL_SHM_RUNS);
         piece = 0;
         for (int i = 0; i < nruns; i++) piece += runs[i].iov_len;
         if (piece >= (size_t)nruns * HETCCL_SHM_RUN_BYTES) {
@@ -280,7 +261,7 @@ static int hetccl_shm_read_scattered(hetccl_shm_link_t *link, hetccl_msg_t *msg,
         } else {
             piece = nbytes - done < sizeof(bounce) ? nbytes - done : sizeof(bounce);
             status = hetccl_shm_read_peer(link, msg, bounce, address + done, piece);
-            if (status == HETCCL_DONE) hetccl_shm_unpack(msg, skip, piece, bounce);
+            if (status == HETCCL_DONE) hetccl_msg_put(msg, at, piece, bounce);
         }
         if (status != HETCCL_DONE) return status;
     }
@@ -290,13 +271,8 @@ static int hetccl_shm_read_scattered(hetccl_shm_link_t *link, hetccl_msg_t *msg,
 /* Moves the message's next nbytes to their place: from `bytes`, or if that is NULL from the peer's memory. */
 static inline int hetccl_shm_deliver(hetccl_shm_link_t *link, hetccl_msg_t *msg, const uint8_t *bytes, uint64_t address,
                                      size_t nbytes) {
-    if (bytes && msg->layout) {
-        hetccl_shm_unpack(msg, msg->skip + msg->done, nbytes, bytes);
-    } else if (bytes && msg->flags & HETCCL_MSG_PAST_CACHE) {
-        hetccl_copy_past_cache(msg->ptr + msg->done, bytes, nbytes);
-        hetccl_copy_fence();
-    } else if (bytes) {
-        memcpy(msg->ptr + msg->done, bytes, nbytes);
+    if (bytes) {
+        hetccl_msg_put(msg, msg->done, nbytes, bytes);
     } else if (msg->layout) {
         return hetccl_shm_read_scattered(link, msg, address, nbytes);
     } else {
@@ -309,7 +285,10 @@ static const void *hetccl_shm_fetch(void *state, hetccl_msg_t *msg, size_t nbyte
     hetccl_shm_link_t *link = state;
     hetccl_cell_t *cell = hetccl_shm_cell(link, link->position);
     if (cell->kind == HETCCL_CELL_EAGER) return cell->payload + msg->cell_done;
-    return hetccl_shm_read_peer(link, msg, scratch, cell->address + msg->done, nbytes) == HETCCL_DONE ? scratch : NULL;
+    int status = hetccl_shm_read_peer(link, msg, scratch, cell->address + msg->done, nbytes);
+    /* A peer that left while it was read has caused no errno. */
+    if (status == HETCCL_EPEER) msg->error = ESRCH;
+    return status == HETCCL_DONE ? scratch : NULL;
 }
 
 /* Gives the cell at the head back. A producer waits only for a full ring, so half a ring is soon enough to tell it. */

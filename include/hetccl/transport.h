@@ -23,7 +23,8 @@ enum hetccl_progress {
     HETCCL_EBROKEN = -6, /* the communicator has been broken by another fault */
 };
 
-/* POSTED: all of the message is in the link's hands, and what is missing is the peer's acknowledgement. */
+/* POSTED: all of the message is in the link's hands. Of one to send the peer's acknowledgement is missing; of one to
+ * receive, bytes that the peer has been asked to write where they belong. */
 enum hetccl_msg_state { HETCCL_MSG_NEW = 0, HETCCL_MSG_POSTED = 1, HETCCL_MSG_STREAM = 2 };
 
 /* Flags. SYNC, of a message to send: DONE only when a receive has taken it, however small it is. PAST_CACHE, of one to
@@ -44,6 +45,7 @@ typedef struct hetccl_msg {
     int32_t state;     /* enum hetccl_msg_state */
     int32_t slot;      /* sender: of the acknowledgement, from 1; 0: none is needed */
     int32_t error;     /* errno after HETCCL_ESYSTEM */
+    uint32_t seq;      /* its number on the link, once it is not NEW */
 } hetccl_msg_t;
 
 /* What a link says of the message at its head. */
@@ -68,22 +70,25 @@ typedef struct hetccl_transport {
     /* Moves as much of the message as goes now. DONE: the source may be overwritten. A message in state POSTED no
      * longer holds up the next one on the link. */
     int (*send)(void *link, hetccl_msg_t *msg);
-    /* Moves what has come into msg->ptr, MOVED after a bounded piece. DONE: all nbytes are there. */
+    /* Moves what has come into msg->ptr, MOVED after a bounded piece. DONE: all nbytes are there. A message in state
+     * POSTED no longer holds up the next one on the link: several may be under way, asked after in any order. */
     int (*recv)(void *link, hetccl_msg_t *msg);
     /* Bytes of the message that can be fetched now in one piece, HETCCL_AGAIN if none. */
     int64_t (*available)(void *link, hetccl_msg_t *msg);
     /* The next nbytes (<= available) bytes: in the transport's own memory, or copied to scratch. NULL: see
-     * msg->error. Not for messages with a layout. */
+     * msg->error, which is ESRCH where the peer is gone. Not for messages with a layout. */
     const void *(*fetch)(void *link, hetccl_msg_t *msg, size_t nbytes, void *scratch);
     /* Gives back what fetch() handed out. */
     void (*consume)(void *link, hetccl_msg_t *msg, size_t nbytes);
-    /* The message at the head of the link, of which nothing has been received: DONE and what it is, or AGAIN. */
+    /* The message at the head of the link, of which nothing has been received: DONE and what it is, or AGAIN; a fault
+     * once nothing can come any more. */
     int (*peek)(void *link, hetccl_header_t *header_p);
     /* Takes the message at the head out of the link, unread where the sender keeps the bytes, else into aside->buffer;
      * the caller sets buffer and zeroes the rest. MOVED, AGAIN: part of it; nothing else may be received from the link
      * before it is DONE. */
     int (*set_aside)(void *link, hetccl_aside_t *aside);
-    /* Moves a message that was set aside into msg, as recv(); DONE: it is acknowledged, the buffer is the caller's. */
+    /* Moves a message that was set aside into msg, as recv(), of which it holds up none; AGAIN: the sender keeps bytes
+     * that have not come yet. DONE: it is acknowledged, the buffer is the caller's. */
     int (*recv_aside)(void *link, hetccl_aside_t *aside, hetccl_msg_t *msg);
 } hetccl_transport_t;
 

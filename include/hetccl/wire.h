@@ -2,12 +2,17 @@
  * is docs/wire-protocol.md; the state machines are in wire_link.h.
  *
  * Each rank has an inbox for each peer, which the peer alone writes by RDMA WRITE. In it, for each of two classes of
- * traffic (0 collectives, 1 point to point): a ring of cells, a ring of clear-to-send entries, and a credit. A message
- * of up to a cell's payload goes eagerly into the next cell. A larger one, or a synchronous one, is announced by a
- * cell of kind RTS, unless the receiver has asked for it already; the receiver answers with CTS entries, each for one
- * piece of the message, and the sender writes the piece straight to the address in it, spread over the rails, the last
- * write on each rail with an immediate value FIN. Every write that the other side must notice carries an immediate
- * value; all bytes of it, and of the writes before it on the rail, are in place then. Little endian throughout. */
+ * traffic (0 collectives, 1 point to point): a ring of cells and a ring of clear-to-send entries. A message of up to a
+ * cell's payload goes eagerly into the next cell. A larger one, or a synchronous one, is announced by a cell of kind
+ * RTS, unless the receiver has asked for it already (class 0 only, and only for more than a cell's payload); the
+ * receiver answers with CTS entries, each for one piece of the message, and the sender writes the piece straight to the
+ * address in it, spread over the rails, the last write of each part with an immediate value FIN. Every write that the
+ * other side must notice carries an immediate value; all bytes of it, and of the writes before it on the rail, are in
+ * place then. Cells, CTS entries and credits of a pair all go over one rail, the first that is up. Little endian
+ * throughout.
+ *
+ * A message that differs in tag or length from what the receiver asked for beforehand is sent as if it had not been
+ * asked for; the CTS entries for it are void, and bring no FIN. */
 #ifndef HETCCL_WIRE_H
 #define HETCCL_WIRE_H
 
@@ -39,7 +44,7 @@ typedef struct hetccl_wire_cell {
 typedef struct hetccl_wire_cts {
     uint64_t address;  /* where the piece belongs, in the receiver's memory */
     uint64_t offset;   /* of the piece in the message */
-    uint64_t nbytes;   /* of the piece; 0 only for an empty message: then nothing is written and there is no FIN */
+    uint64_t nbytes;   /* of the piece; 0 only for an empty message, whose FIN comes alone */
     uint64_t total;    /* of the message, as the receiver expects it */
     uint32_t seq;      /* the message's number */
     uint32_t tag;      /* the message's, as the receiver expects it */
@@ -49,8 +54,9 @@ typedef struct hetccl_wire_cts {
 } hetccl_wire_cts_t;
 
 /* Immediate value: kind 2 bits | class 1 | parts - 1 2 | part 2 | value 25. CELL, CTS: value is the position of the
- * cell or entry, which is in place. CREDIT: the peer has emptied cells, the count is in the inbox. FIN: `part` of
- * `parts` of the piece that the CTS entry at position `value` asked for is in place. */
+ * cell or entry, which is in place. CREDIT: value is the position of the first cell that the peer has not emptied; such
+ * a write brings nothing else. FIN: `part` of `parts` of the piece that the CTS entry at position `value` asked for is
+ * in place; how the piece is cut is the sender's affair. */
 enum hetccl_wire_imm_kind {
     HETCCL_IMM_CELL = 0,
     HETCCL_IMM_CTS = 1,
@@ -62,13 +68,18 @@ enum hetccl_wire_imm_kind {
 #define HETCCL_IMM(kind, cls, parts, part, value) \
     ((uint32_t)(kind) << 30 | (uint32_t)(cls) << 29 | ((uint32_t)(parts) - 1) << 27 | (uint32_t)(part) << 25 | \
      ((uint32_t)(value) & HETCCL_IMM_VALUE_MASK))
+#define HETCCL_IMM_KIND(imm) ((imm) >> 30)
+#define HETCCL_IMM_CLASS(imm) ((imm) >> 29 & 1)
+#define HETCCL_IMM_PARTS(imm) (((imm) >> 27 & 3) + 1)
+#define HETCCL_IMM_PART(imm) ((imm) >> 25 & 3)
+#define HETCCL_IMM_VALUE(imm) ((imm) & HETCCL_IMM_VALUE_MASK)
 
 /* Which rule a peer has broken; the connection is given up. */
 enum hetccl_wire_breach {
     HETCCL_BREACH_CELL = 1, /* a cell's header contradicts itself or the ring */
     HETCCL_BREACH_CTS = 2,
     HETCCL_BREACH_FIN = 3,
-    HETCCL_BREACH_CREDIT = 4,
+    HETCCL_BREACH_CREDIT = 4, /* more is emptied than was filled */
     HETCCL_BREACH_FRAME = 5,  /* tcp: a write to memory that was not offered, or a frame too long */
 };
 
@@ -78,11 +89,10 @@ typedef struct hetccl_wire_shape {
     uint32_t cell_bytes; /* payload and header; a multiple of 64, 128 to 1 MiB */
 } hetccl_wire_shape_t;
 
-/* Layout of an inbox: for each class a line with the credit (uint64, cells that the peer has emptied since the
- * connection was made) | for each class HETCCL_WIRE_CTS_MAX entries | padding to a page | for each class the cells. */
-static inline size_t hetccl_wire_credit_at(int cls) { return 64 * (size_t)cls; }
+/* Layout of an inbox: for each class HETCCL_WIRE_CTS_MAX entries | padding to a page | for each class the cells. An
+ * entry or cell lies at its position modulo the number of them. */
 static inline size_t hetccl_wire_cts_at(int cls) {
-    return 64 * HETCCL_WIRE_CLASSES + sizeof(hetccl_wire_cts_t) * HETCCL_WIRE_CTS_MAX * (size_t)cls;
+    return sizeof(hetccl_wire_cts_t) * HETCCL_WIRE_CTS_MAX * (size_t)cls;
 }
 static inline size_t hetccl_wire_cells_at(const hetccl_wire_shape_t *shape, int cls) {
     size_t head = (hetccl_wire_cts_at(HETCCL_WIRE_CLASSES) + 4095) / 4096 * 4096;

@@ -9,8 +9,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / "build" / "fakes"
 # A fake has its model's soname, so that whoever asks the process for a copy that is loaded finds it.
-SONAMES = {"fakecuda": "libcuda.so.1", "fakehip": "libamdhip64.so.7", "fakeccl": "libnccl.so.2"}
-FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+SONAMES = {
+    "fakecuda": "libcuda.so.1",
+    "fakehip": "libamdhip64.so.7",
+    "fakeccl": "libnccl.so.2",
+    "fakeverbs": "libibverbs.so.1",
+}
+INCLUDE = HERE.parents[1] / "include"
+FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", f"-I{INCLUDE}")
 
 
 def compiler():
@@ -29,7 +35,7 @@ def build(name, *options, without=()):
         raise RuntimeError(f"no C compiler to make {name} of tests/fakes: install gcc, or set CC")
     soname = SONAMES.get(name, f"lib{name}.so")
     command = [compiler(), *FLAGS, f"-Wl,-soname,{soname}", *options]
-    sources = [path.read_text() for path in sorted(HERE.glob("*.[ch]"))]
+    sources = [path.read_text() for path in [*sorted(HERE.glob("*.[chm]*")), INCLUDE / "hetccl" / "verbs_abi.h"]]
     key = hashlib.sha256(repr((name, command, sorted(without), sources)).encode()).hexdigest()[:16]
     folder = CACHE / f"{name}-{key}"
     if not (folder / soname).exists():
@@ -42,11 +48,19 @@ def _compile(name, command, without, folder, soname):
     # Ranks of a job compile at the same time: each its own file, moved to its place when whole.
     partial = folder / f"{soname}.{os.getpid()}"
     command = [*command, "-o", str(partial), str(HERE / f"{name}.c"), "-ldl", "-lm"]
-    if without:
-        script = folder / f"hidden.{os.getpid()}"
-        script.write_text("{ local: " + " ".join(f"{symbol};" for symbol in without) + " };")
+    versions = HERE / f"{name}.map"
+    if without or versions.exists():
+        script = folder / f"script.{os.getpid()}"
+        script.write_text(_version_script(versions, without))
         command.insert(1, f"-Wl,--version-script={script}")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
     os.replace(partial, folder / soname)
+
+
+def _version_script(versions, without):
+    """The linker's: the library's own, if it has one, without some of its symbols; else one that only hides these."""
+    if not versions.exists():
+        return "{ local: " + " ".join(f"{symbol};" for symbol in without) + " };"
+    return "".join(line for line in versions.read_text().splitlines(True) if line.strip().rstrip(";") not in without)

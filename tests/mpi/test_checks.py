@@ -13,6 +13,7 @@ LAYOUTS = {
     "check_ops.py": ("A", "AAA", "AAB", "AAABB"),
     "check_life.py": ("AA", "AAB"),
     "check_load.py": ("AA", "AAB"),
+    "check_registered.py": ("A", "AAB"),
     "check_engine.py": ("AA", "AAB"),
     "check_semantics.py": (jobs.ALONE, "AA", "AAB", "ABAB"),
     "check_semantics_ops.py": ("A", "AB", "AAB", "ABCA"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 
 import pytest
 from command import COMMAND, MEMBER, fake_mpi4py, hetccl
@@ -75,14 +74,6 @@ def test_merge_brings_equal_findings_together():
     text = doctor.text(findings, [MEMBER] * 3)
     assert "x (ranks 0,2)" in text and "y (rank 1)" in text and "-> z" in text
     assert "1 problem to solve first" in text
-
-
-def test_ranks_out_of_reach_fail():
-    members = [MEMBER, replace(MEMBER, host="n1", machine="n1/boot")]
-    checks = {check.name: check for check in doctor.job_checks(members)}
-    assert checks["reach"].status == "fail"
-    assert "n0: rank 0" in checks["reach"].text and "n1: rank 1" in checks["reach"].text
-    assert "reach" not in {check.name for check in doctor.job_checks([MEMBER, MEMBER])}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ BASES = {
     "NcclError": (errors.LibraryError,),
     "RcclError": (errors.LibraryError,),
     "OneCclError": (errors.LibraryError,),
+    "VerbsError": (errors.LibraryError,),
     "LibraryNotFound": (errors.HetcclError, ImportError),
     "SymbolNotFound": (errors.LibraryNotFound,),
     "PeerError": (errors.HetcclError, ConnectionError),

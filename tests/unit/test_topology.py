@@ -64,16 +64,55 @@ def test_local_describes_this_process():
     assert os.uname().nodename == found.host
 
 
+# Prints the machine of the process that runs it.
+MACHINE = (
+    "from types import SimpleNamespace as N; from hetccl import topology; print(topology.local(N(island=None,"
+    "cuda_visible_devices=None, hip_visible_devices=None, rocr_visible_devices=None)).machine)"
+)
+
+
+def machine_of(*command):
+    """topology's machine of a process that another program starts."""
+    done = subprocess.run([*command, sys.executable, "-c", MACHINE], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 def test_machine_is_shared_by_processes_of_this_host_only(roots):
-    code = (
-        "from types import SimpleNamespace as N; from hetccl import topology; print(topology.local(N(island=None,"
-        "cuda_visible_devices=None, hip_visible_devices=None, rocr_visible_devices=None)).machine)"
-    )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     here = topology.local(config())
-    assert other == here.machine
+    assert machine_of() == here.machine
     write(roots.proc / "sys/kernel/random/boot_id", "another-boot\n")
     assert not here.shares_memory(topology.local(config(), roots))
+
+
+@pytest.mark.parametrize(
+    "options, same",
+    [
+        ("--pid --fork --mount-proc", False),
+        ("--user --map-root-user", False),
+        # Shared memory is a descriptor in /proc: it needs none of these.
+        ("--ipc", True),
+        ("--net", True),
+        ("--mount", True),
+        ("--uts", True),
+    ],
+)
+def test_namespaces_of_the_kernel(options, same):
+    command = ["unshare", *options.split()]
+    try:
+        subprocess.run([*command, "true"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this system lets nobody start {' '.join(command)}: {error}")
+    assert (machine_of(*command) == topology.local(config()).machine) == same
+
+
+def test_another_host_name_is_another_machine():
+    """Cloned virtual machines may repeat everything else."""
+    command = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
+    try:
+        subprocess.run([*command, "true"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this system lets nobody change a host name in a namespace: {error}")
+    assert machine_of(*command).startswith("elsewhere/")
 
 
 @pytest.mark.parametrize("kind", ["pid", "user"])

@@ -1,0 +1,139 @@
+"""doctor's part about the network: what a rank would use of this host's NICs, and its ways to the other ranks."""
+
+import re
+from typing import NamedTuple
+
+from hetccl import topology
+from hetccl.cli import job
+from hetccl.cli.host import Check
+from hetccl.errors import HetcclError
+from hetccl.net import gids, interfaces, nearness, nics, paths
+
+# Jobs with more ranks get one line for each number of rails: rails are then too many to read.
+DETAILED_RANKS = 16
+
+
+class Sight(NamedTuple):
+    """What one rank sees of the network; plain values, so that every rank can be told.
+
+    card    : {"verbs": rail cards or why none, "tcp": {"port": 0, "addresses": list} or why none}
+    ports   : list of dict, each RDMA port of the host: name, state, link_layer, speed (Gb/s), used, why
+    trouble : str, a setting that this host cannot meet; "" if there is none
+    """
+
+    card: dict
+    ports: list
+    trouble: str
+
+
+def sight(rank, members, settings, roots=topology.ROOTS):
+    """What this rank sees. members : topology.Member of every rank     settings : config.Config"""
+    try:
+        paths.check(settings)
+        found = nics.look(settings)
+        choices = nics.survey(rank, members, settings, found, roots)
+        verbs = nics.shown(choices, settings, found)
+        addresses = interfaces.addresses(settings)
+    except (ValueError, OSError) as error:
+        return Sight({"verbs": "see network", "tcp": "see network"}, [], str(error))
+    tcp = {"port": 0, "addresses": addresses} if addresses else "no network interface is up"
+    return Sight({"verbs": verbs, "tcp": tcp}, [_port_of(choice) for choice in choices], "")
+
+
+def rank_checks(seen):
+    """What this rank would use. seen : Sight"""
+    if seen.trouble:
+        for line in seen.trouble.splitlines():
+            yield Check("network", "fail", line)
+        return
+    for port in seen.ports:
+        yield _port_check(port)
+    verbs, tcp = seen.card["verbs"], seen.card["tcp"]
+    if isinstance(verbs, str):
+        yield Check("rails", "ok", verbs if not seen.ports else "no RDMA port can serve")
+    else:
+        yield Check("rails", "ok", "; ".join(_rails_text(verbs)))
+    if isinstance(tcp, str):
+        yield Check("TCP", "warn", tcp, "set up a network interface: ranks of other hosts are met by TCP first")
+    else:
+        yield Check("TCP", "ok", ", ".join(map(_address_text, tcp["addresses"])))
+
+
+def ways(rank, members, cards, settings):
+    """This rank's ways to the others: [{"ranks", "kind", "rails", "reasons", "problem"}], like ones together.
+
+    ranks : list of int     kind : of paths.Path, "" if there is no way, for which `problem` tells the reasons
+    rails : ["mlx5_0:1 - mlx5_3:1", ...]     reasons : {kind: why it is not taken}
+    """
+    found = {}
+    for peer in range(len(members)):
+        if peer != rank:
+            way = _way(rank, peer, members, cards, settings)
+            found.setdefault(str(way), {"ranks": [], **way})["ranks"].append(peer)
+    return list(found.values())
+
+
+def way_checks(rank, found, detailed):
+    """A line for each kind of way. found : of ways()     detailed : whether to name the rails"""
+    for way in found:
+        to = job.ranks_text(way["ranks"])
+        if way["problem"]:
+            advice = "give the hosts a common network, or allow more by HETCCL_TRANSPORT"
+            yield Check("reach", "fail", f"{to} cannot be reached: {way['problem']}", advice)
+        elif way["kind"] == "shm":
+            # With itself: so all ranks of the host say the same, which makes one line of it.
+            yield Check("reach", "ok", f"{job.ranks_text(sorted([rank, *way['ranks']]))} share memory")
+        else:
+            count = job.plural(len(way["rails"]), "rail")
+            rails = f" over {', '.join(way['rails']) if detailed else count}" if way["rails"] else ""
+            why = f"; not by verbs: {way['reasons']['verbs']}" if "verbs" in way["reasons"] else ""
+            yield Check("reach", "ok", f"{to} by {way['kind']}{rails}{why}")
+
+
+def _way(rank, peer, members, cards, settings):
+    try:
+        path = paths.choose(rank, peer, members, cards, settings)
+    except HetcclError as error:
+        return {"kind": "", "rails": [], "reasons": {}, "problem": str(error).partition(": ")[2]}
+    ends = [(_name(cards[rank]["verbs"][mine]), _name(cards[peer]["verbs"][theirs])) for mine, theirs in path.rails]
+    rails = [" - ".join(end) for end in ends]
+    # Without the ranks: whose fault it is, their lines on rails and TCP tell, and like ways become one.
+    reasons = {kind: re.sub(r"\branks? [0-9]+( and [0-9]+)?: ", "", why) for kind, why in path.reasons.items()}
+    return {"kind": path.kind, "rails": rails, "reasons": reasons, "problem": ""}
+
+
+def _port_of(choice):
+    port = choice.port
+    gid = [f"GID {card['gid_index']} {gids.text(card['gid'])}, {card['why']}" for card in choice.cards]
+    return {
+        "name": choice.name,
+        "state": port["state"],
+        "link_layer": port["link_layer"],
+        "rate": str(port["rate"]),
+        "used": bool(choice.cards),
+        "why": "; else ".join(gid) or choice.why,
+    }
+
+
+def _port_check(port):
+    about = f"{port['name']} ({port['link_layer']}, {port['rate']})"
+    if port["used"]:
+        return Check("RDMA port", "ok", f"{about}: {port['why']}")
+    return Check("RDMA port", "ok", f"{about} is not used: {port['why']}")
+
+
+def _rails_text(cards):
+    """ "mlx5_0:1 on the same PCIe switch", the nearest first."""
+    distances = {}
+    for card in cards:
+        distances.setdefault(card["distance"], dict())[_name(card)] = None
+    return [f"{', '.join(names)} {nearness.WORDS[distance]}" for distance, names in distances.items()]
+
+
+def _name(card):
+    return f"{card['device']}:{card['port']}"
+
+
+def _address_text(entry):
+    speed = f", {entry['speed']} Mb/s" if entry["speed"] else ""
+    return f"{entry['address']}/{entry['prefix']} ({entry['ifname']}{speed})"
