@@ -129,6 +129,15 @@ cdef class Wire(Polled):
             self.unlock()
         return [peer for peer in range(self.nranks) if found[peer]]
 
+    def reach(self, peers):
+        """Ask for connections to peers that have none. peers: ranks of other hosts."""
+        cdef int peer
+        for peer in peers:
+            with nogil:
+                self.lock()
+                self.want(peer)
+                self.unlock()
+
     def prepare(self, int peer, rails):
         """Take the memory for a peer that is being connected.
 
