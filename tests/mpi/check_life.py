@@ -241,7 +241,9 @@ def check_thousand_communicators(comm):
     # The allocator may map an arena or two of its own, and one for each thread that connects ranks over a network.
     far = "HETCCL_TRANSPORT" in os.environ
     assert counts_after[2] <= counts[2] + (16 if far else 4), f"mappings: {counts} -> {counts_after}"
-    assert memory_after - memory < (16 if far else 4) << 20, f"{memory_after - memory} bytes more after 800 communicators"
+    assert memory_after - memory < (16 if far else 4) << 20, (
+        f"{memory_after - memory} bytes more after 800 communicators"
+    )
     still_works(comm)
 
 
