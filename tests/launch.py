@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MARK = "LAUNCH_JOB"
 # Variables of the ranks of all jobs, unless a job gives its own: pytest's option --transport.
 COMMON = {}
+# Hosts to which the ranks of all jobs are dealt out in equal parts, in order; empty: this one.
+HOSTS = []
 # What an outer launcher or user may have set, and what must not leak into a job of its own.
 FOREIGN = re.compile(r"(OMPI|PMIX|PMI|PRTE|HYDRA|MPIR|MPI4PY|HETCCL)_")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -57,11 +59,13 @@ class Launcher(NamedTuple):
     version: tuple
     path: Path
 
-    def options(self, keep_alive):
-        """The options that let a job run here; keep_alive: the other ranks live on when one dies."""
+    def options(self, n, keep_alive):
+        """The options that let a job of n ranks run here; keep_alive: the other ranks live on when one dies."""
+        each = -(-n // max(1, len(HOSTS)))
         if self.kind == "mpich":
-            return []
-        options = ["--oversubscribe", "--bind-to", "none"]
+            return ["-hosts", ",".join(HOSTS), "-ppn", str(each)] if HOSTS else []
+        options = ["--host", ",".join(f"{host}:{each}" for host in HOSTS)] if HOSTS else ["--oversubscribe"]
+        options += ["--bind-to", "none"]
         if os.geteuid() == 0:
             options.append("--allow-run-as-root")
         return [*options, "--enable-recovery"] if keep_alive else options
@@ -125,7 +129,7 @@ class Job:
         self._dir = Path(tempfile.mkdtemp(prefix="launch-"))
         script = self._dir / "rank.sh"
         script.write_text(_rank_script(self._dir, n, per_rank_env, keep_alive))
-        self.args = [str(launcher.path), *launcher.options(keep_alive), "-n", str(n), "sh", str(script), *command]
+        self.args = [str(launcher.path), *launcher.options(n, keep_alive), "-n", str(n), "sh", str(script), *command]
         # What the launcher and Open MPI keep in files goes with the job's own folder, also after SIGKILL. Open MPI
         # (4: vader, 5: sm) names its shared memory by a short hash of the job, so that jobs running at once could meet
         # in /dev/shm.
@@ -278,7 +282,9 @@ def mpirun(n, program, *args, timeout=60, check=True, **options):
 
 
 def _environment(launcher):
-    kept = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
+    # What starts ranks on other hosts is in the variables of the launchers.
+    foreign = re.compile("HETCCL_") if HOSTS else FOREIGN
+    kept = {name: value for name, value in os.environ.items() if not foreign.match(name)}
     # Where MPI's library is not among what mpi4py's wheel looks for, its user says which MPI there is.
     if os.environ.get("MPI4PY_MPIABI") == launcher.kind:
         kept["MPI4PY_MPIABI"] = launcher.kind

@@ -117,7 +117,7 @@ def run_memcheck(args):
     environment = {**os.environ, **launcher.environment(), **device_jobs.environment("cupy")}
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            *(str(launcher.path), *launcher.options(False), "-n", str(ranks)),
+            *(str(launcher.path), *launcher.options(ranks, False), "-n", str(ranks)),
             *(checker, "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", str(CHECKER_FAULT)),
             *(sys.executable, str(HERE / "prog_matrix.py"), folder, "A" * ranks, "cupy", "wide", CHECKED),
         ]

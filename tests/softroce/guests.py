@@ -42,6 +42,7 @@ class Item(NamedTuple):
 
     def __str__(self):
         words = [Path(self.program).stem.removeprefix("check_"), self.layout, *(value for _, value in self.env)]
+        words += [f"{self.machine.nodes} nodes"] if self.machine.nodes > 1 else []
         return "-".join(word for word in words if word != jobs.ALONE)
 
 
@@ -79,7 +80,12 @@ class GuestRuns:
         items = [item for item in self.chosen if item.machine == machine]
         plan = [
             dict(
-                program=item.path, layout=item.layout, names=self.chosen[item], env=dict(item.env), timeout=item.timeout
+                program=item.path,
+                layout=item.layout,
+                names=self.chosen[item],
+                env=dict(item.env),
+                timeout=item.timeout,
+                nodes=machine.nodes,
             )
             for item in items
         ]

@@ -2,7 +2,7 @@
 
 usage: inside.py FOLDER
 
-FOLDER/plan.json is a list of {"program" (path), "layout", "names", "env"}: the checks `names` of a program, one job for
+FOLDER/plan.json is a list of {"program" (path), "layout", "names", "env", "nodes", "timeout"}: the checks `names` of a program, one job for
 each item, as tests/mpi/jobs.py runs them. One line per check goes to FOLDER/found.jsonl: {"item", "name", "ran": {rank:
 problem or null}, "text" (the job's output, if a rank did not finish)}.
 """
@@ -11,6 +11,8 @@ import json
 import sys
 import time
 from pathlib import Path
+
+import launch
 
 from mpi import jobs
 
@@ -23,6 +25,7 @@ class Runs(jobs.CheckRuns):
         super().__init__({self.key: item["names"]})
         self.env = {"HETCCL_TIMEOUT": "60", **item["env"]}
         self.timeout = item["timeout"]
+        launch.HOSTS[:] = [f"node{node}" for node in range(item["nodes"])] if item["nodes"] > 1 else []
 
     def start(self, program, layout, names):
         if layout == jobs.ALONE:

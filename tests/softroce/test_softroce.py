@@ -3,13 +3,23 @@
 import pytest
 
 from mpi import jobs
-from softroce.guests import GuestRuns, Item
+from softroce.guests import GuestRuns, Item, Machine
 
 RAILS = Item("softroce/check_rails.py")
 RAILS_LONG = Item("softroce/check_rails_long.py")
-MEMORY = Item("softroce/check_memory.py", "AA", (("HETCCL_TRANSPORT", "verbs"),))
-ITEMS = (RAILS, RAILS_LONG, MEMORY)
-LONG = {RAILS_LONG}
+VERBS = (("HETCCL_TRANSPORT", "verbs"),)
+MEMORY = Item("softroce/check_memory.py", "AA", VERBS)
+# Shared memory inside a node, verbs between the two: what the transports choose by themselves.
+TWO_NODES = Machine(nics=1, nodes=2, timeout=1000)
+REDUCE = Item("mpi/check_reduce.py", "AB", VERBS)
+MIXED = Item("mpi/check_reduce.py", "ABCD", (), machine=TWO_NODES)
+PROGRAMS = ("ops", "p2p", "semantics", "semantics_comms", "semantics_ops", "semantics_p2p", "semantics_requests")
+ENGINE = tuple(
+    Item(f"mpi/check_{program}.py", "AAB", VERBS, 400, Machine(timeout=3600)) for program in (*PROGRAMS, "engine")
+)
+MIX = tuple(Item(f"mpi/check_{program}.py", "ABA", (), 400, TWO_NODES._replace(timeout=3600)) for program in PROGRAMS)
+ITEMS = (RAILS, RAILS_LONG, MEMORY, REDUCE, MIXED, *ENGINE, *MIX)
+LONG = {RAILS_LONG, *ENGINE, *MIX}
 CASES = [
     pytest.param(item, name, marks=[pytest.mark.rdma] if item in LONG else [], id=f"{item}-{name}")
     for item in ITEMS
@@ -22,7 +32,7 @@ def guests(request):
     return GuestRuns.of(request, test_check)
 
 
-@pytest.mark.limit(1200)
+@pytest.mark.limit(4000)
 @pytest.mark.parametrize("item, name", CASES)
 def test_check(item, name, guests):
     guests.verify(item, name)
