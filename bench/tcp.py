@@ -20,8 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from hetccl import _verbs_trial as rail_trial
-from hetccl._verbs_trial import RailTrial
+from hetccl import _rail_trial as rail_trial
+from hetccl._rail_trial import RailTrial
 from hetccl._tcp import TcpPort
 from hetccl.config import SIZE
 
