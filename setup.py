@@ -44,6 +44,7 @@ MODULES = [
     "_rail_trial",
     "_verbs_trial",
     "_wire_peer",
+    "_wire_trial",
     "_wire_record",
     "_wire_poll",
     "_wire",

@@ -4,8 +4,8 @@
 
 usage: rails_verbs.py [DEVICE PEER_DEVICE [GID_INDEX]]          default: rxe0 rxe1 1
 
-Each figure is the median of the rounds, the last one that of their ratios; both sides of a pair are processes of their own. Over Soft-RoCE only the
-ratios mean anything. Needs perftest's programs.
+Each figure is the median of the rounds, the last one that of their ratios; both sides of a pair are processes of their
+own. Over Soft-RoCE only the ratios mean anything. Needs perftest's programs.
 """
 
 import json

@@ -1,14 +1,13 @@
 """How the ranks of a communicator find each other: the only module that imports mpi4py.
 
 MPI carries host names, island labels, the addresses of shared-memory segments, network cards and the job secret, all of
-it before Comm() returns. The ranks agree by nonblocking collectives, polled with a time-out; these have a context of their own
-inside MPI, so no message of the user's can meet them. Only a rank whose time is over sends messages, empty ones on the
-two highest tags. After construction nothing here calls MPI but `fill_status`, which is local.
+it before Comm() returns. The ranks agree by nonblocking collectives, polled with a time-out; these have a context of
+their own inside MPI, so no message of the user's can meet them. Only a rank whose time is over sends messages, empty
+ones on the two highest tags. After construction nothing here calls MPI but `fill_status`, which is local.
 """
 
 import atexit
 import functools
-import os
 import pickle
 import time
 import weakref
@@ -16,8 +15,23 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from hetccl import _board, _buffer, _comm, _endpoint, _layout, _lists, _op, config, island, joining, oneccl, topology, vendors
+from hetccl import (
+    _board,
+    _buffer,
+    _comm,
+    _endpoint,
+    _layout,
+    _lists,
+    _op,
+    config,
+    island,
+    joining,
+    oneccl,
+    topology,
+    vendors,
+)
 from hetccl.errors import CommClosed, CommTimeout, HetcclError
+from hetccl.net import paths
 from hetccl.plan import algorithms, build, select
 from hetccl.plan import uneven as uneven_algorithms
 from hetccl.plan.steps import COLLECTIVES
@@ -51,8 +65,8 @@ _DATATYPES = {
 }
 _SIZED = ("int", "uint", "float", "complex")
 
-# What live communicators have joined, to be left when the program ends or finalizes MPI: a rank that ends by an exception of
-# its own would otherwise sit in MPI_Finalize, alive, while its peers wait for it in a collective.
+# What live communicators have joined, to be left when the program ends or finalizes MPI: a rank that ends by an
+# exception of its own would otherwise sit in MPI_Finalize, alive, while its peers wait for it in a collective.
 _joined = weakref.WeakSet()
 
 # Requests that were left (a time-out, Ctrl-C): MPI may still write to their buffers, so they are never freed.
@@ -317,6 +331,7 @@ def _describe_self():
     try:
         settings = config.load()
         _check_algorithm(settings.algorithm)
+        paths.check(settings)
         config.setup_logging(settings.log, MPI.COMM_WORLD.rank)
         return settings, topology.local(settings), None
     except (ValueError, OSError) as error:

@@ -76,7 +76,7 @@ LIBRARIES = (
     ),
     Known("RCCL", ("librccl.so.1",), "ncclGetVersion", _NCCL_PARTS, "rccl_lib"),
     Known("oneCCL", ("libccl.so.2",), "onecclGetVersion", _NCCL_PARTS, "oneccl_lib"),
-    Known("libibverbs", ("libibverbs.so.1",)),
+    Known("libibverbs", ("libibverbs.so.1",), setting="verbs_lib"),
 )
 
 

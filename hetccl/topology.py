@@ -59,6 +59,16 @@ class Nic:
     link_layer: str
     rate: str
 
+    def as_port(self):
+        """What is known of it, under the names that _verbs.devices() has for it."""
+        return {
+            "device": self.name,
+            "port": self.port,
+            "state": self.state,
+            "link_layer": self.link_layer,
+            "rate": self.rate,
+        }
+
 
 @dataclass(frozen=True)
 class Member:

@@ -11,7 +11,7 @@ cdef class Board:
     cdef readonly int rank
     cdef readonly int nranks
     cdef int* places                     # per rank: in the segment, or FAR
-    cdef hetccl_rank_block_t* far_blocks # nranks: what is known of ranks on other hosts
+    cdef hetccl_rank_block_t* far_blocks  # nranks: what is known of ranks on other hosts
     cdef hetccl_rank_block_t* mine
     cdef uint64_t* fault_word            # HETCCL_FAULT; the segment's
     cdef int wake_fd                     # eventfd of those who tell other hosts; -1 without

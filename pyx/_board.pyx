@@ -4,8 +4,6 @@ Ranks of one host read it in their shared segment. What a rank knows of those on
 holds the connections to them (hetccl.net) writes it, and tells them what happens on this host.
 """
 
-import os
-
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 
@@ -137,10 +135,14 @@ cdef class Board:
 
     def broken(self):
         """Whether a rank has broken the communicator, or a process has ended."""
-        return board_load(self.fault_word) != 0 or any(self.gone(peer) == HETCCL_REASON_DEAD for peer in range(self.nranks))
+        cdef int peer
+        for peer in range(self.nranks):
+            if self.gone(peer) == HETCCL_REASON_DEAD:
+                return True
+        return board_load(self.fault_word) != 0
 
     def leave(self):
-        """Tell the ranks of this host that this one will do nothing more here: those that wait for it get PeerError."""
+        """Tell the ranks of this host that this one will do nothing more: those that wait for it get PeerError."""
         self.segment.leave()
 
     def close(self):

@@ -61,3 +61,6 @@ cdef class Engine:
 
 
 cdef bint is_final(Work* work) noexcept nogil
+# Whether a part of it has failed, and which message.
+cdef bint has_failed(Work* work) noexcept nogil
+cdef Message* failed_message(Work* work) noexcept nogil

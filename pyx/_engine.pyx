@@ -8,11 +8,11 @@ cimport cython
 from libc.stdlib cimport calloc, free
 
 from hetccl._board cimport Board
-from hetccl._mailbox cimport ANY, MESSAGE_COMPLETE, mailbox_new
+from hetccl._mailbox cimport ANY, MESSAGE_COMPLETE, MESSAGE_FAILED, Message, mailbox_new
 from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_unlock
 from hetccl._progress cimport progress_close, progress_open, progress_stop
 from hetccl._rail cimport HETCCL_ENETWORK
-from hetccl._row cimport COLLECTIVE_DONE, row_blockers, row_close, row_open, row_poll, row_push
+from hetccl._row cimport COLLECTIVE_DONE, COLLECTIVE_FAILED, row_blockers, row_close, row_open, row_poll, row_push
 from hetccl._shm cimport (
     COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_MOVED, HETCCL_REASON_DEAD,
     HETCCL_REASON_LEFT, HETCCL_REASON_NETWORK, POINT_TO_POINT, hetccl_bell_ring, hetccl_shm_transport,
@@ -160,7 +160,8 @@ cdef class Engine:
     cdef bint has_ended(self, Work* work) noexcept nogil:
         if work.probed != NULL:
             return self.mailbox.probe(work.messages.peer, work.messages.tag, work.probed)
-        return is_final(work)
+        # What has failed in part ends at once: a receive from anybody, say, may never come.
+        return is_final(work) or has_failed(work)
 
     cdef bint has_let_go(self, Work* work) noexcept nogil:
         """Whether the work is final and the engine knows it no more: its memory may go."""
@@ -219,3 +220,15 @@ cdef bint is_final(Work* work) noexcept nogil:
         if not is_over(work.messages[i].state):
             return False
     return True
+
+
+cdef bint has_failed(Work* work) noexcept nogil:
+    return failed_message(work) != NULL or (work.collective != NULL and work.collective.state == COLLECTIVE_FAILED)
+
+
+cdef Message* failed_message(Work* work) noexcept nogil:
+    cdef int i
+    for i in range(work.nmessages):
+        if work.messages[i].state == MESSAGE_FAILED:
+            return &work.messages[i]
+    return NULL

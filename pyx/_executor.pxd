@@ -44,4 +44,3 @@ cdef class Executor(Reporter):
     cdef int conclude(self, Work* work) except -1 nogil
     cdef int lost_peer(self, Work* work) noexcept nogil
     cdef void reach(self, uint8_t* mask) noexcept nogil
-

@@ -16,10 +16,10 @@ from libc.string cimport memset
 
 from hetccl._board cimport Board
 from hetccl._calls cimport PROBE
+from hetccl._engine cimport has_failed
 from hetccl._mailbox cimport MESSAGE_POSTED
 from hetccl._mutex cimport hetccl_mutex_give_way, hetccl_mutex_lock, hetccl_mutex_unlock
 from hetccl._progress cimport progress_enter, progress_leave, progress_listen, progress_needed, progress_stop
-from hetccl._reporter cimport has_failed
 from hetccl._shm cimport (
     HETCCL_AGAIN, HETCCL_MOVED, HETCCL_REASON_LEFT, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_ring,
     hetccl_bell_sleep, hetccl_now_ns, hetccl_rank_block_t,

@@ -3,17 +3,22 @@
 The GIL serves as the executor's mutex.
 """
 
+cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from hetccl._layout cimport Layout, layout_of
+from hetccl._letters cimport MESSAGE_MOVING
 from hetccl._mailbox cimport Mailbox, Message, Probed, mailbox_new
 from hetccl._program cimport Link
 from hetccl._shm cimport (
     HETCCL_AGAIN, HETCCL_DONE, HETCCL_ELENGTH, HETCCL_MOVED, HETCCL_MSG_POSTED, HETCCL_MSG_SYNC, POINT_TO_POINT,
-    Segment, hetccl_aside_t, hetccl_header_t, hetccl_msg_t, hetccl_shm_transport, hetccl_transport_t,
+    Segment, hetccl_aside_t, hetccl_bell_arm, hetccl_bell_disarm, hetccl_bell_sleep, hetccl_header_t, hetccl_msg_t,
+    hetccl_now_ns, hetccl_shm_transport, hetccl_transport_t,
 )
+from hetccl._wire cimport Wire
+from hetccl._wire_peer cimport hetccl_wire_transport
 
 cdef enum:
     SCRIPT_MESSAGES = 64                 # of a ScriptedLink
@@ -139,6 +144,103 @@ cdef class Trial:
         """(bytes held, links that wait because of the limit, messages pending, busy peers)"""
         mailbox = self.mailbox
         return mailbox.held_nbytes, mailbox.nlimited, mailbox.npending, mailbox.nbusy
+
+
+@cython.no_gc_clear
+cdef class WireTrial(Trial):
+    """The mailbox of one rank whose links are a wire's, in the place of an engine; threads of its own may use the wire.
+
+    wire : _wire.Wire
+    """
+
+    cdef Wire wire
+
+    def __init__(self, Wire wire, limit=None):
+        cdef int receive, peer
+        self.wire = wire
+        self.open(wire.nranks, limit)
+        for receive in range(2):
+            for peer in range(wire.nranks):
+                self.links[receive * wire.nranks + peer].ops = &hetccl_wire_transport
+                self.links[receive * wire.nranks + peer].state = wire.link(POINT_TO_POINT, receive, peer)
+
+    def post(self, Letter letter):
+        self.letters.add(letter)
+        with nogil:
+            self.wire.lock()
+            self.mailbox.post(&letter.message)
+            self.wire.unlock()
+        return letter
+
+    def poll(self):
+        cdef bint moved
+        with nogil:
+            self.wire.lock()
+            moved = self.poll_once()
+            self.wire.unlock()
+        self.letters = {letter for letter in self.letters if letter.state in STATES[:3]}
+        return moved
+
+    def quiet(self):
+        """As an engine whose communicator breaks."""
+        with nogil:
+            self.wire.lock()
+            self.wire.quiet()
+            self.wire.unlock()
+
+    def status(self, int peer):
+        return self.wire.status(peer)
+
+    def is_busy(self):
+        return self.wire.is_busy()
+
+    cdef bint poll_once(self) noexcept nogil:
+        cdef bint moved = self.wire.poll() == HETCCL_MOVED
+        return (self.mailbox.poll() == HETCCL_MOVED) | moved
+
+    def wait(self, Letter letter, int64_t timeout_ns):
+        """Sleep whenever nothing moves, at once and without looking around, until the letter is over.
+
+        Returns : bool, whether it is; no: it is not, and no bell has rung for so long
+        """
+        cdef Message* message = &letter.message
+        cdef bint slept = False
+        with nogil:
+            while message.state <= MESSAGE_MOVING and not slept:
+                slept = self.sleep(message, timeout_ns)
+        return message.state > MESSAGE_MOVING
+
+    cdef bint sleep(self, Message* message, int64_t timeout_ns) noexcept nogil:
+        """As the executor's rest(); whether the time is over."""
+        cdef uint32_t bell = hetccl_bell_arm(self.wire.bell)
+        cdef int64_t until = hetccl_now_ns() + timeout_ns
+        cdef bint idle
+        self.wire.lock()
+        idle = self.wire.arm() == HETCCL_DONE and not self.poll_once() and message.state <= MESSAGE_MOVING
+        self.wire.unlock()
+        if idle:
+            hetccl_bell_sleep(self.wire.bell, bell, timeout_ns)
+        hetccl_bell_disarm(self.wire.bell)
+        return idle and hetccl_now_ns() >= until
+
+    def exchange(self, int peer, int rounds, bint begins, int64_t timeout_ns):
+        """A ping-pong of 8 bytes with the peer, which does the same. Returns: rounds until one that no bell ended."""
+        cdef Letter out = Letter(), back = Letter()
+        cdef int64_t sent, got = 0
+        cdef int i
+        out.message.sending, out.message.msg.ptr, out.message.msg.nbytes = True, <uint8_t*>&sent, sizeof(sent)
+        back.message.msg.ptr, back.message.capacity = <uint8_t*>&got, sizeof(got)
+        out.message.peer = back.message.peer = peer
+        for i in range(rounds):
+            sent = i
+            for letter in (out, back) if begins else (back, out):
+                self.post(letter)
+                if not self.wait(letter, timeout_ns):
+                    return i
+            if got != i:
+                raise AssertionError(f"round {i} brought {got}")
+        self.letters.clear()
+        return rounds
 
 
 ctypedef struct ScriptedMessage:

@@ -49,16 +49,10 @@ cdef extern from "hetccl/mr_cache.h" nogil:
     void hetccl_mr_cache_put(hetccl_mr_cache_t* cache, hetccl_mem_t* mem) noexcept
 
 
-cdef class MrCache:                      # one per protection domain; its owner closes it before that
-    cdef object __weakref__
-    cdef hetccl_mr_cache_t cache         # stays where it is until close()
-    cdef int owner_pid
-
-    # verbs and pd must stay until close(). name: the RDMA device's, for messages.
-    cdef int open(self, const hetccl_verbs_t* verbs, hetccl_ibv_pd_t* pd, str name) except -1
-    # Idempotent. Nothing may be in use any more.
-    cdef int close(self) except -1
-
+# Before its first use; verbs and pd must stay until close. name: the RDMA device's, for messages.
+cdef int cache_open(hetccl_mr_cache_t* cache, const hetccl_verbs_t* verbs, hetccl_ibv_pd_t* pd, str name) except -1
+# Idempotent. Nothing may be in use any more. A child of fork must not call it.
+cdef void cache_close(hetccl_mr_cache_t* cache) noexcept
 
 # The process's, made when the module is imported; never freed.
 cdef hetccl_mr_notes_t* process_notes

@@ -1,21 +1,21 @@
-"""Layer L2: the registered memory of RDMA devices, as objects: one cache for each protection domain, over the ranges
-that the process has noted (_mr_notes). Rails use the C side (include/hetccl/mr_cache.h) without the GIL.
+"""Layer L2: the registered memory of RDMA devices: one cache for each protection domain, over the ranges that the
+process has noted (_mr_notes). Rails use the C side (include/hetccl/mr_cache.h) without the GIL.
 
 Gigabytes are registered under the lock, so it is waited for without the GIL; and nobody waits for the GIL with it. A
 child of fork never takes it: it may be held there for good, and the registrations are its parent's.
 """
 
-import errno
 import logging
 import os
 import resource
 
+from hetccl._verbs_errors import may_lock_all, memlock_advice
+
+from hetccl._verbs_errors cimport error_text
+
 cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_init(pthread_mutex_t* mutex, void* attributes) noexcept
     int pthread_mutex_trylock(pthread_mutex_t* mutex) noexcept
-
-cdef extern from "<unistd.h>" nogil:
-    int getpid() noexcept
 
 cdef extern from "hetccl/mr_cache.h" nogil:
     enum:
@@ -37,7 +37,6 @@ cdef extern from "hetccl/mr_cache.h" nogil:
 cdef enum:
     MAX_REGISTRATIONS = 1024
 
-CAP_IPC_LOCK = 14  # linux/capability.h: no limit of pinned memory applies
 
 # Why some memory goes through memory of hetccl's own, by event: log level, text.
 cdef dict EVENTS = {
@@ -92,35 +91,37 @@ cdef void notes_unlock() noexcept:
     pthread_mutex_unlock(&notes.lock)
 
 
-cdef class MrCache:
-    """What of users' memory one RDMA device may reach directly."""
-
-    def __dealloc__(self):
-        if self.cache.notes != NULL and getpid() == self.owner_pid:
-            close_cache(&self.cache)
-
-    cdef int open(self, const hetccl_verbs_t* verbs, hetccl_ibv_pd_t* pd, str name) except -1:
-        cdef bytes text = name.encode()
-        cdef size_t limit = pinnable_bytes()
-        notes_lock()
-        hetccl_mr_cache_open(&self.cache, &notes, verbs, pd, text, MAX_REGISTRATIONS, limit)
-        notes_unlock()
-        self.owner_pid = getpid()
-        return 0
-
-    cdef int close(self) except -1:
-        if self.cache.notes == NULL:
-            return 0
-        notes_report()
-        close_cache(&self.cache)
-        return 0
+cdef int cache_open(hetccl_mr_cache_t* cache, const hetccl_verbs_t* verbs, hetccl_ibv_pd_t* pd, str name) except -1:
+    cdef bytes text = name.encode()
+    cdef size_t limit = pinnable_bytes()
+    notes_lock()
+    hetccl_mr_cache_open(cache, &notes, verbs, pd, text, MAX_REGISTRATIONS, limit)
+    notes_unlock()
+    return 0
 
 
-cdef void close_cache(hetccl_mr_cache_t* cache) noexcept:
+cdef void cache_close(hetccl_mr_cache_t* cache) noexcept:
+    if cache.notes == NULL:
+        return
     with nogil:
         pthread_mutex_lock(&notes.lock)
         hetccl_mr_cache_close(cache)
         pthread_mutex_unlock(&notes.lock)
+
+
+def registered():
+    """What is registered now: a dict for each open device: "device" (name), "arrays" (registrations of users' memory),
+    "nbytes" (of those), "own" (registrations of hetccl's own memory), "limit" (the most that nbytes may be)."""
+    cdef hetccl_mr_cache_t* cache
+    found = []
+    notes_lock()
+    cache = notes.caches
+    while cache != NULL:
+        found.append({"device": cache.name, "arrays": cache.count, "nbytes": cache.nbytes, "own": cache.nengine,
+                      "limit": cache.max_nbytes})
+        cache = cache.next
+    notes_unlock()
+    return [{**entry, "device": entry["device"].decode()} for entry in found]
 
 
 cdef int notes_report() except -1:
@@ -152,31 +153,14 @@ cdef bint report_one() except -1:
             error = copy.error[event]
             LOGGER.log(level, "%s", text.format(
                 name=copy.name.decode(), nbytes=copy.event_nbytes[event], limit=copy.max_nbytes,
-                error=f"{errno.errorcode.get(error, error)}: {os.strerror(error)}", memlock=memlock_text()))
+                error=error_text(error), memlock=f"{memlock_advice()}."))
     return True
-
-
-def memlock_text():
-    """The limit of pinned memory of this process, and how to raise it, in words."""
-    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if soft == resource.RLIM_INFINITY:
-        return "The process may pin memory without limit (ulimit -l)"
-    return (f"The process may pin {soft // 1024} KiB (ulimit -l): to raise that, give memlock in "
-            "/etc/security/limits.conf, or LimitMEMLOCK= of the service that starts jobs")
 
 
 cdef size_t pinnable_bytes() except 0:
     """The most that is registered for users: half of what may be pinned, so that others have room."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if soft != resource.RLIM_INFINITY and not may_pin_all():
+    if soft != resource.RLIM_INFINITY and not may_lock_all():
         total = min(total, soft)
     return max(total // 2, 1)
-
-
-cdef bint may_pin_all() except -1:
-    """Whether the process has CAP_IPC_LOCK. In a container's user namespace the kernel does not count that: then
-    registering fails at the limit, as where others have pinned memory."""
-    with open("/proc/self/status") as file:
-        held = next((line.split()[1] for line in file if line.startswith("CapEff:")), "0")
-    return int(held, 16) >> CAP_IPC_LOCK & 1

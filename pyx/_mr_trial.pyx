@@ -7,8 +7,8 @@ from libc.stddef cimport size_t
 from libc.string cimport memset
 
 from hetccl._mr_cache cimport (
-    MrCache, hetccl_mr_cache_get, hetccl_mr_cache_put, hetccl_mr_cache_t, hetccl_mr_range_t, notes_report,
-    process_notes,
+    cache_close, cache_open, hetccl_mr_cache_get, hetccl_mr_cache_put, hetccl_mr_cache_t, hetccl_mr_range_t,
+    notes_report, process_notes,
 )
 from hetccl._mr_notes cimport buffer_note, register_begin, register_end
 from hetccl._rail cimport HETCCL_MEM_OF_ENGINE, HETCCL_MEM_OF_USER, hetccl_mem_t
@@ -37,11 +37,16 @@ cdef class Keys:
         hetccl_mr_cache_put(&self.cache.cache, &self.mem)
 
 
-cdef class Cache(MrCache):
+cdef class Cache:
     """A cache of one device. table: address of a hetccl_verbs_t; pd: of a protection domain; name: the device's."""
 
+    cdef hetccl_mr_cache_t cache
+
     def __init__(self, size_t table, size_t pd, str name):
-        self.open(<const hetccl_verbs_t*>table, <hetccl_ibv_pd_t*>pd, name)
+        cache_open(&self.cache, <const hetccl_verbs_t*>table, <hetccl_ibv_pd_t*>pd, name)
+
+    def __dealloc__(self):
+        cache_close(&self.cache)
 
     def limit(self, int count, size_t nbytes):
         """Set the most registrations, and bytes of them, that users may have."""
@@ -66,8 +71,8 @@ cdef class Cache(MrCache):
         """(registrations for users, their bytes, registrations of the engine's memory)"""
         return self.cache.count, self.cache.nbytes, self.cache.nengine
 
-    def shut(self):
-        self.close()
+    def close(self):
+        cache_close(&self.cache)
 
 
 cdef class Registered:

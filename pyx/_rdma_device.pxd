@@ -1,6 +1,6 @@
 """An RDMA device, opened, with what its rails share. C side: include/hetccl/verbs_port.h."""
 
-from hetccl._mr_cache cimport MrCache, hetccl_mr_cache_t
+from hetccl._mr_cache cimport hetccl_mr_cache_t
 from hetccl._verbs cimport (
     Device, Verbs, hetccl_ibv_context_t, hetccl_ibv_device_attr_t, hetccl_ibv_pd_t, hetccl_verbs_t,
 )
@@ -23,10 +23,6 @@ cdef extern from *:
     int set_nonblocking(int fd) nogil
 
 
-cdef extern from "hetccl/mr_cache.h" nogil:
-    void hetccl_mr_cache_close(hetccl_mr_cache_t* cache)
-
-
 cdef extern from "hetccl/verbs_port.h" nogil:
     ctypedef struct hetccl_verbs_device_t:
         const hetccl_verbs_t* verbs
@@ -40,7 +36,7 @@ cdef class OpenDevice:
     cdef object __weakref__
     cdef Device device
     cdef Verbs verbs
-    cdef MrCache cache
+    cdef hetccl_mr_cache_t cache
     cdef hetccl_verbs_device_t state
     cdef hetccl_ibv_device_attr_t attr
     cdef int owner_pid

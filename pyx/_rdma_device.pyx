@@ -8,7 +8,7 @@ import weakref
 cimport cython
 from libc.errno cimport errno
 
-from hetccl._mr_cache cimport MrCache, notes_lock, notes_unlock
+from hetccl._mr_cache cimport cache_close, cache_open
 from hetccl._verbs cimport Device, hetccl_ibv_context_t, hetccl_verbs_errno, hetccl_verbs_t
 from hetccl._verbs_errors cimport verbs_raise
 
@@ -33,10 +33,7 @@ cdef class OpenDevice:
     def __dealloc__(self):
         # A child process of a fork would close what is its parent's.
         if self.state.pd is not NULL and self.owner_pid == getpid():
-            if self.state.cache is not NULL:
-                notes_lock()
-                hetccl_mr_cache_close(self.state.cache)
-                notes_unlock()
+            cache_close(&self.cache)
             self.verbs.table.dealloc_pd(self.state.pd)
             pthread_mutex_destroy(&self.state.events_lock)
 
@@ -66,8 +63,7 @@ cdef OpenDevice device_opened(str name):
         rc = errno
     if opened.state.pd is NULL:
         verbs_raise("ibv_alloc_pd", rc, name, 0, "")
-    opened.cache = MrCache.__new__(MrCache)
-    opened.cache.open(table, opened.state.pd, name)
-    opened.state.cache = &opened.cache.cache
+    cache_open(&opened.cache, table, opened.state.pd, name)
+    opened.state.cache = &opened.cache
     the_devices[name] = opened
     return opened

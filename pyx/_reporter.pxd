@@ -18,6 +18,3 @@ cdef class Reporter(Engine):
     cdef tuple outstanding(self, Work* work)
     cdef tuple blockers(self, Work* work)
     cdef str describe(self, int peer, Work* work)
-
-
-cdef bint has_failed(Work* work) noexcept nogil

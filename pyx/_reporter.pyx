@@ -9,10 +9,9 @@ from libc.stdint cimport uint8_t, uint64_t
 
 from hetccl._board cimport Board
 from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK
-from hetccl._engine cimport Work
-from hetccl._mailbox cimport MESSAGE_FAILED, Message
+from hetccl._engine cimport Work, failed_message
+from hetccl._mailbox cimport Message
 from hetccl._rail cimport HETCCL_ENETWORK
-from hetccl._row cimport COLLECTIVE_FAILED
 from hetccl._shm cimport (
     COLLECTIVE, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG, HETCCL_FAULT_CULPRIT,
     HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT,
@@ -151,15 +150,3 @@ cdef class Reporter(Engine):
         call = CALLS[self.board.block(peer).call]
         last = f"its last was {call}, number {entered}" if entered else "it has called none"
         return f"rank {peer} has not called collective number {work.collective.number} of the communicator ({last})"
-
-
-cdef inline Message* failed_message(Work* work) noexcept nogil:
-    cdef int i
-    for i in range(work.nmessages):
-        if work.messages[i].state == MESSAGE_FAILED:
-            return &work.messages[i]
-    return NULL
-
-
-cdef bint has_failed(Work* work) noexcept nogil:
-    return failed_message(work) != NULL or (work.collective != NULL and work.collective.state == COLLECTIVE_FAILED)

@@ -13,12 +13,11 @@ from hetccl._agree cimport check_close, check_error
 from hetccl._abi cimport HETCCL_MEM_HOST
 from hetccl._buffer cimport span_release
 from hetccl._calls cimport SENDRECV
-from hetccl._engine cimport is_final
+from hetccl._engine cimport has_failed, is_final
 from hetccl._launch cimport launch_run
 from hetccl._lists cimport is_mpi_request, status_clear
 from hetccl._mailbox cimport ANY, MESSAGE_TOO_LONG
 from hetccl._marks cimport mark_await, mark_end, mark_free, mark_is_reached
-from hetccl._reporter cimport has_failed
 from hetccl._stream cimport stream_for
 from hetccl._row cimport COLLECTIVE_IDLE, COLLECTIVE_REFUSED
 

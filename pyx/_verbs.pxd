@@ -191,12 +191,9 @@ cdef extern from "hetccl/verbs.h" nogil:
         ssize_t (*query_gid_table)(
             hetccl_ibv_context_t* context, hetccl_ibv_gid_entry_t* entries, size_t nentries, uint32_t flags,
             size_t entry_nbytes) noexcept nogil
-        int (*query_pkey)(hetccl_ibv_context_t* context, uint8_t port, int index, uint16_t* pkey) noexcept nogil
         hetccl_ibv_pd_t* (*alloc_pd)(hetccl_ibv_context_t* context) noexcept nogil
         int (*dealloc_pd)(hetccl_ibv_pd_t* pd) noexcept nogil
         hetccl_ibv_mr_t* (*reg_mr)(hetccl_ibv_pd_t* pd, void* ptr, size_t nbytes, int access) noexcept nogil
-        hetccl_ibv_mr_t* (*reg_mr_iova2)(
-            hetccl_ibv_pd_t* pd, void* ptr, size_t nbytes, uint64_t iova, unsigned access) noexcept nogil
         hetccl_ibv_mr_t* (*reg_dmabuf_mr)(
             hetccl_ibv_pd_t* pd, uint64_t offset, size_t nbytes, uint64_t iova, int fd, int access) noexcept nogil
         int (*dereg_mr)(hetccl_ibv_mr_t* mr) noexcept nogil
@@ -245,7 +242,6 @@ cdef class Device:
     cdef Verbs verbs
     cdef hetccl_ibv_context_t* context   # NULL once closed
     cdef readonly str name
-    cdef int nlive                       # objects that were made of it and are not closed
 
     # The context, or ValueError if it is closed.
     cdef hetccl_ibv_context_t* opened(self) except NULL

@@ -128,7 +128,6 @@ cdef class Device:
 
     def __cinit__(self):
         self.context = NULL
-        self.nlive = 0
 
     def __init__(self):
         raise TypeError("use Device.open(name)")
@@ -164,9 +163,7 @@ cdef class Device:
         return self.context
 
     def close(self):
-        """Give the device back; idempotent. Raises ValueError while something that was made of it is open."""
-        if self.nlive:
-            raise ValueError(f"{self.name}: {self.nlive} of its objects are still open")
+        """Give the device back; idempotent. Raises VerbsError."""
         cdef hetccl_ibv_context_t* context = self.context
         self.context = NULL
         if context is NULL:
@@ -177,10 +174,6 @@ cdef class Device:
             rc = hetccl_verbs_errno(rc) if rc else 0
         if rc:
             verbs_raise("ibv_close_device", rc, self.name, 0, "")
-
-    def ports(self):
-        """Its ports as `devices()` gives them."""
-        return _ports(self)
 
     def __repr__(self):
         return f"<Device {self.name}{'' if self.context is not NULL else ' closed'}>"

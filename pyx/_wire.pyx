@@ -66,7 +66,7 @@ def most_immediates(int cells):
     return 2 * (cells + HETCCL_WIRE_CTS_MAX * (1 + HETCCL_RAILS) + MOST_CREDITS)
 
 
-# The C structs of its rails are used until the base's __dealloc__.
+# The C structs of its rails are used until its __dealloc__.
 @cython.no_gc_clear
 cdef class Wire(Polled):
     """The network side of one communicator.
@@ -84,6 +84,11 @@ cdef class Wire(Polled):
         self.hosts = tuple(hosts)
         self.ports, self.rails, self.ended, self.texts = [], {}, [], {}
         _wires.add(self)
+
+    def __dealloc__(self):
+        # A child of a fork has neither the thread nor the mappings.
+        if getpid() == self.owner_pid:
+            self.give_back()
 
     cdef hetccl_wire_peer_t* peer_of(self, int peer) except NULL:
         if self.closed:
@@ -124,10 +129,19 @@ cdef class Wire(Polled):
             self.unlock()
         return [peer for peer in range(self.nranks) if found[peer]]
 
+    def reach(self, peers):
+        """Ask for connections to peers that have none. peers: ranks of other hosts."""
+        cdef int peer
+        for peer in peers:
+            with nogil:
+                self.lock()
+                self.want(peer)
+                self.unlock()
+
     def prepare(self, int peer, rails):
         """Take the memory for a peer that is being connected.
 
-        rails   : sequence of Rail, not connected; the wire's from now on, whatever comes of it
+        rails   : sequence of Rail, not connected; the wire's from now on, but after an error
         Returns : {"address", "cells", "cell_bytes", "rkeys": [int per rail]}, what the peer must know of the inbox
         Raises  : ValueError (it is connected, or lost), LibraryError (a rail cannot register memory), MemoryError
         """
@@ -140,10 +154,8 @@ cdef class Wire(Polled):
             c_rails[i] = (<Rail?>rails[i]).rail
         with nogil:
             self.lock()
-            if state.state <= HETCCL_WIRE_CONNECTING and state.nrails == 0:
+            if not self.closed and state.state <= HETCCL_WIRE_CONNECTING and state.nrails == 0:
                 status = hetccl_wire_peer_open(state, c_rails, nrails, &at)
-                if status == HETCCL_DONE:
-                    state.state = HETCCL_WIRE_CONNECTING
             self.unlock()
         if status == HETCCL_DONE:
             self.rails[peer] = list(rails)
@@ -311,16 +323,22 @@ cdef class Wire(Polled):
 
     def counters(self):
         """{peer: {what: writes or bytes}}, for tests; "rails": [(writes, bytes) of each]."""
-        cdef hetccl_wire_counters_t* c
-        cdef int peer, i
+        cdef hetccl_wire_counters_t c
+        cdef int peer, i, nrails
         found = {}
-        for peer in self.rails:
-            c = &self.peers[peer].tables.counters
-            found[peer] = {
-                "eager": c.eager, "rts": c.rts, "cts": c.cts, "credits": c.credits, "direct_out": c.direct_out,
-                "staged_out": c.staged_out, "direct_in": c.direct_in, "landed_in": c.landed_in,
-                "rails": [(c.writes[i], c.bytes[i]) for i in range(self.peers[peer].nrails)],
-            }
+        for peer in tuple(self.rails):
+            with nogil:
+                self.lock()
+                nrails = self.peers[peer].nrails
+                if nrails > 0:
+                    c = self.peers[peer].tables.counters
+                self.unlock()
+            if nrails > 0:
+                found[peer] = {
+                    "eager": c.eager, "rts": c.rts, "cts": c.cts, "credits": c.credits, "direct_out": c.direct_out,
+                    "staged_out": c.staged_out, "direct_in": c.direct_in, "landed_in": c.landed_in,
+                    "rails": [(c.writes[i], c.bytes[i]) for i in range(nrails)],
+                }
         return found
 
     def flush(self, double seconds):
@@ -354,7 +372,6 @@ cdef class Wire(Polled):
         self.disown()
         with nogil:
             self.lock()
-            self.closed = True
             self.give_back()
             self.unlock()
         for rail in sum(self.rails.values(), self.ended):

@@ -1,4 +1,4 @@
-"""What the engine polls for the peers that are reached over a network. C side: wire_peer.h, wire_link.h, wire_watch.h."""
+"""What the engine polls for the peers that are reached over a network. C side: wire_link.h, wire_watch.h."""
 
 from hetccl._mutex cimport hetccl_mutex_t
 from hetccl._rail cimport hetccl_port_t

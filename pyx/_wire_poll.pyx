@@ -6,7 +6,6 @@ Python object is touched under the mutex.
 
 import os
 
-cimport cython
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free
 
@@ -33,9 +32,9 @@ cdef enum:
     CUT_BYTES = 65536
 
 
-@cython.no_gc_clear
 cdef class Polled:
-    """The engine's side of a wire; see _wire.Wire."""
+    """The engine's side of a wire; see _wire.Wire, which has the ports and rails, and calls give_back() before they go.
+    """
 
     def __cinit__(self, int rank, int nranks, int cells, int cell_bytes, hosts=(), *, int chunk_bytes=CHUNK_BYTES,
                   int chunks=CHUNKS, size_t cut_bytes=CUT_BYTES, uint32_t first=0):
@@ -69,12 +68,8 @@ cdef class Polled:
             hetccl_wire_peer_init(&self.peers[peer], &self.shared, peer)
 
     def __dealloc__(self):
-        # A child of a fork has neither the thread nor the mappings.
-        if getpid() == self.owner_pid:
-            if not self.closed:
-                self.give_back()
-            if self.wake_fd >= 0:
-                close(self.wake_fd)
+        if self.wake_fd >= 0 and getpid() == self.owner_pid:
+            close(self.wake_fd)
         free(self.peers)
         free(self.live)
 
@@ -99,11 +94,11 @@ cdef class Polled:
         return &self.peers[peer].links[traffic][receive]
 
     cdef int poll(self) noexcept nogil:
-        cdef int i, moved
+        cdef int _, moved
         if self.nlive == 0:
             return HETCCL_AGAIN
         moved = self.poll_ports()
-        for i in range(min(self.nlive, <int>PEERS_PER_POLL)):
+        for _ in range(min(self.nlive, <int>PEERS_PER_POLL)):
             self.turn = self.turn + 1 if self.turn + 1 < self.nlive else 0
             moved |= hetccl_wire_peer_poll(&self.peers[self.live[self.turn]])
         return HETCCL_MOVED if moved else HETCCL_AGAIN
@@ -178,8 +173,11 @@ cdef class Polled:
         return True
 
     cdef void give_back(self) noexcept nogil:
-        """Everything of C's: the thread, then rails' registrations and peers' memory. Nobody polls any more."""
+        """The thread, then the rails' registrations and the peers' memory. Nobody polls any more."""
         cdef int peer
+        if self.closed:
+            return
+        self.closed = True
         hetccl_wire_watch_close(&self.watch)
         for peer in range(self.nranks):
             hetccl_wire_peer_close(&self.peers[peer])

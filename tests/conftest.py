@@ -1,8 +1,13 @@
 """Options and the hard time-out of every test."""
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
+
+import launch
+from fakes import build
 
 # Longer than any job's own limit on a slow machine: this one is for what hangs outside of a job.
 LIMIT_S = 400
@@ -10,10 +15,18 @@ LIMIT_S = 400
 
 def pytest_addoption(parser):
     parser.addoption("--rdma", action="store_true", help="run the long tests over Soft-RoCE, too (make test-rdma)")
+    parser.addoption("--transport", help="run the ranks of all jobs with this HETCCL_TRANSPORT, such as tcp")
+    parser.addoption("--fake-verbs", action="store_true", help="the ranks' libibverbs is tests/fakes/fakeverbs.c")
     parser.addoption("--full", action="store_true", help="run the whole product of the exactness matrix (hours)")
 
 
 def pytest_configure(config):
+    if config.getoption("--transport"):
+        launch.COMMON["HETCCL_TRANSPORT"] = config.getoption("--transport")
+    if config.getoption("--fake-verbs"):
+        library = Path(build.build("fakeverbs"))
+        launch.COMMON["LD_LIBRARY_PATH"] = os.pathsep.join([str(library.parent), os.environ.get("LD_LIBRARY_PATH", "")])
+        launch.COMMON["FAKEVERBS_ARENA"] = str(library.parent / f"arena.{os.getpid()}")
     config.addinivalue_line("markers", "rdma: long, over Soft-RoCE: run with --rdma alone")
     config.addinivalue_line("markers", "limit(seconds): the test's hard time-out, instead of the common one")
 

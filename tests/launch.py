@@ -24,6 +24,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 # The mark by which all processes of a job are found, wherever they moved: launchers put ranks in sessions of their own.
 MARK = "LAUNCH_JOB"
+# Variables of the ranks of all jobs, unless a job gives its own: pytest's option --transport.
+COMMON = {}
 # What an outer launcher or user may have set, and what must not leak into a job of its own.
 FOREIGN = re.compile(r"(OMPI|PMIX|PMI|PRTE|HYDRA|MPIR|MPI4PY|HETCCL)_")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -259,7 +261,8 @@ def start(n, program, *args, env=None, per_rank_env=None, mpi=None, keep_alive=F
     elif isinstance(program, str):
         program = ["-c", textwrap.dedent(program)]
     command = [sys.executable, *program, *map(str, args)]
-    return Job(found[mpi or "default"], n, command, env or {}, per_rank_env or [{}] * n, keep_alive, cwd or ROOT)
+    env = {**COMMON, **(env or {})}
+    return Job(found[mpi or "default"], n, command, env, per_rank_env or [{}] * n, keep_alive, cwd or ROOT)
 
 
 def mpirun(n, program, *args, timeout=60, check=True, **options):

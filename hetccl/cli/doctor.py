@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hetccl import oneccl, topology
 from hetccl._version import VERSION
-from hetccl.cli import gpu, host, job, network
+from hetccl.cli import gpu, host, job, network, rdma
 from hetccl.cli.host import Check
 from hetccl.errors import HetcclError
 
@@ -63,6 +63,7 @@ def run(args):
         *checks,
         *_host_checks(comm, members, mine),
         *network.rank_checks(seen),
+        *rdma.checks(settings, seen.card["verbs"]),
         *network.way_checks(mine, ways, detailed=len(members) <= network.DETAILED_RANKS),
         *gpu.job_checks(members, sights, args.gpu),
     ]

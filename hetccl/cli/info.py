@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from hetccl import topology
 from hetccl._version import VERSION
-from hetccl.cli import gpu, job
+from hetccl.cli import gpu, job, rdma
 from hetccl.errors import LibraryNotFound
 from hetccl.libraries import LIBRARIES
 
@@ -53,7 +53,7 @@ def collect(settings, problem, members):
         "libraries": libraries,
         "tables": [opened._asdict() for opened in gpu.open_found(found, settings)],
         "devices": [asdict(device) for device in topology.devices(settings)],
-        "nics": [asdict(nic) for nic in topology.nics()],
+        "rdma": rdma.collect(settings),
         "members": [member.as_dict() for member in members or ()],
         "islands": [island._asdict() for island in islands],
     }
@@ -80,10 +80,7 @@ def text(page):
     lines += ["", "Devices"]
     lines += [f"  {gpu['pci']:<13} {gpu['vendor']:<7} {gpu['name']}" for gpu in page["devices"]] or ["  none visible"]
     lines += ["", "NICs"]
-    for nic in page["nics"]:
-        lines.append(f"  {nic['name']} port {nic['port']}: {nic['state']}, {nic['link_layer']}, {nic['rate']}")
-    if not page["nics"]:
-        lines.append("  no RDMA device")
+    lines += [f"  {line}" for line in rdma.lines(page["rdma"])]
     lines += ["", "Job"]
     members = [topology.Member(**member) for member in page["members"]]
     if members:

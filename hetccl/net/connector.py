@@ -11,7 +11,6 @@ import functools
 import itertools
 import os
 import threading
-import time
 
 from hetccl.net import control
 from hetccl.net.handshake import Keys
@@ -87,11 +86,8 @@ class Group:
         arrived = self.wire.flush(seconds)
         self.leave()
         with self.lock:
-            until = time.monotonic() + GOODBYE_SECONDS
-            self.changed.wait_for(self._alone, until - time.monotonic())
-        done = threading.Event()
-        self.loop.soon(lambda: (self._close_all(), done.set()))
-        done.wait(HELPER_SECONDS)
+            self.changed.wait_for(self._alone, GOODBYE_SECONDS)
+        self.loop.call(self._close_all, HELPER_SECONDS)
         with self.lock:
             self.changed.wait_for(lambda: self.helpers == 0, HELPER_SECONDS)
         self.process.remove(self)
@@ -101,6 +97,8 @@ class Group:
         """Say good-bye at once: the program ends. Idempotent; waits for nothing."""
         if not self._lives():
             return
+        # A peer that hears of the end alone would take it for the reason.
+        self._tell_fault()
         with self.lock:
             if self.ended:
                 return
@@ -177,7 +175,7 @@ class Group:
                 self._answers[question][peer] = (number, call)
                 self.changed.notify_all()
 
-    # On the connector's thread.
+    # On the connector's thread, but _tell_fault(), which leave() calls too.
 
     def _watch(self):
         if not self.ended:
@@ -206,14 +204,15 @@ class Group:
         self._tell_fault()
 
     def _tell_fault(self):
+        # All under the lock: whoever finds it told may say good-bye next.
         with self.lock:
             if self._told is not None or self.ended:
                 return
             self._told = fault = self.board.fault()
             if fault is None:
                 return
-        for pair in self.pairs.values():
-            pair.say(control.FAULT, dict(zip(("reason", "reporter", "culprit"), fault)))
+            for pair in self.pairs.values():
+                pair.say(control.FAULT, dict(zip(("reason", "reporter", "culprit"), fault)))
 
     def _close_all(self):
         self.loop.forget(self.wire.wake_fd)

@@ -123,13 +123,17 @@ def _why_no_gid(port, index, roots):
     if index is None:
         return f"none of its GIDs is routable ({listed}); HETCCL_IB_GID_INDEX can name one all the same"
     if index >= port["ngids"]:
-        return f"its GIDs have the indices 0 to {port['ngids'] - 1}; in use: {listed}"
+        return f"its GIDs have {_indices(port['ngids'])}; in use: {listed}"
     return f"its GID {index} is empty; in use: {listed}"
+
+
+def _indices(length):
+    return f"the indices 0 to {length - 1}" if length > 1 else "index 0 only"
 
 
 def _why_no_pkey(port, index, roots):
     if index >= port["npkeys"]:
-        return f"its partition keys have the indices 0 to {port['npkeys'] - 1}"
+        return f"its partition keys have {_indices(port['npkeys'])}"
     table = roots.sys / "class/infiniband" / port["device"] / "ports" / str(port["port"]) / "pkeys"
     try:
         key = int((table / str(index)).read_text(), 16)

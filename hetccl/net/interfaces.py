@@ -68,13 +68,14 @@ def order(mine, theirs, source=None):
     for peer in theirs:
         candidates = [entry for entry in mine if entry["family"] == peer["family"]]
         near = [entry for entry in candidates if _is_near(entry, peer)]
+        far = [entry for entry in candidates if _remoteness(entry) == _remoteness(peer) == 0]
         ranked += [(peer["address"] in shared, 0, _slowness(entry, peer), entry, peer) for entry in near]
-        if not near and _remoteness(peer) == 0 and candidates:
+        if far and not near:
             routed = source(peer["address"])
-            exact = [entry for entry in candidates if entry["address"] == routed]
+            exact = [entry for entry in far if entry["address"] == routed]
             ranked += [
                 (peer["address"] in shared, 1 if exact else 2, _slowness(entry, peer), entry, peer)
-                for entry in exact or candidates
+                for entry in exact or far
             ]
     ranked.sort(key=lambda row: row[:3])
     return [(_scoped(entry["address"], entry), _scoped(peer["address"], entry)) for *_, entry, peer in ranked]

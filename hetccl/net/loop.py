@@ -8,6 +8,8 @@ import threading
 import time
 from collections import deque
 
+POLL_SECONDS = 0.05  # between two looks whether the thread lives
+JOIN_SECONDS = 5.0
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -32,6 +34,16 @@ class Loop:
         with self._closing:
             if self._wake is not None:
                 os.eventfd_write(self._wake, 1)
+
+    def call(self, function, seconds):
+        """Call it on the thread, or here once the thread has ended; wait for that, so many seconds at most."""
+        done = threading.Event()
+        until = time.monotonic() + seconds
+        self.soon(lambda: (function(), done.set()))
+        while not done.wait(POLL_SECONDS) and time.monotonic() < until:
+            if not self.thread.is_alive() and not done.is_set():
+                function()
+                return
 
     def at(self, seconds, function):
         """Call it on the thread, so many seconds from now."""
@@ -59,7 +71,7 @@ class Loop:
     def join(self):
         """Wait until it has ended."""
         if threading.current_thread() is not self.thread:
-            self.thread.join()
+            self.thread.join(JOIN_SECONDS)
 
     def close(self):
         """Give the descriptors back: the thread does it at its end, and the child of a fork, which has no thread."""

@@ -11,6 +11,8 @@ from hetccl.net import control, records
 from hetccl.net.handshake import HandshakeError
 
 RECORD_SECONDS = 30.0
+# What rails and the wire raise of what goes wrong with them.
+FAULTS = (OSError, ValueError, MemoryError, HetcclError)
 # A host that does not answer for so long is lost: keepalive is for a connection at rest, the other for one that sends.
 SILENCE_SECONDS = 20
 _OPTIONS = (
@@ -86,7 +88,7 @@ def _prepare(pair, talk):
             "inbox": pair.group.wire.prepare(pair.peer, rails),
             "connections": pair.group.connections,
         }
-    except (OSError, ValueError, HetcclError) as error:
+    except FAULTS as error:
         for rail in rails:
             rail.close()
         _refuse(talk, records.FAILED, words(error))
@@ -111,7 +113,7 @@ def _connect(pair, talk, rails, record, address, session):
             mine = sockets[index * each : (index + 1) * each]
             rail.connect(remote, [pair.hand_over(sock) for sock in mine])
         pair.group.wire.attach(pair.peer, inbox)
-    except (OSError, ValueError, HetcclError) as error:
+    except FAULTS as error:
         _refuse(talk, records.FAILED, words(error))
     finally:
         for sock in sockets:

@@ -1,5 +1,7 @@
 """The network side of one communicator: its rails' ports, its wire, and the connections to ranks of other hosts."""
 
+import time
+
 from hetccl import _rdma, _tcp, _wire, config
 from hetccl.net import connector, interfaces, nics, paths
 
@@ -7,11 +9,12 @@ log = config.LOGGER
 
 # Of each class of traffic and direction: enough for a bandwidth-delay product of small messages.
 CELLS = 16
-# Largest message that goes eagerly. Beyond it the exchange of RTS and CTS costs less than copying twice.
-EAGER_BYTES = 16384
+# Largest message that goes eagerly, as in shared memory: programs may count on it (docs/semantics.md).
+EAGER_BYTES = 32768
 CELL_UNIT = 64
 # How long a rank that has waited too long asks the others how far they are.
 ASK_S = 2.0
+ANSWER_S, ASK_AGAIN_S = 0.5, 0.05
 
 
 def shares_memory(settings, members, one, other):
@@ -79,10 +82,19 @@ class Network:
             settings.tcp_connections,
         )
         self.board = board
-        board.connect_far(self.wire.wake_fd, lambda peers: self.group.entered(peers, ASK_S))
+        board.connect_far(self.wire.wake_fd, self._ask)
         for kind in sorted({path.kind for path in self.paths.values()}):
             ranks = [peer for peer, path in self.paths.items() if path.kind == kind]
             log.debug("rank %d reaches ranks %s by %s", self.rank, ranks, kind)
+
+    def _ask(self, peers):
+        """How far ranks of other hosts are, as Group.entered(), those included that nothing has connected yet."""
+        self.wire.reach(peers)
+        answers, deadline = {}, time.monotonic() + ASK_S
+        while len(answers) < len(peers) and time.monotonic() < deadline:
+            answers.update(self.group.entered([peer for peer in peers if peer not in answers], ANSWER_S))
+            time.sleep(ASK_AGAIN_S)
+        return answers
 
     @property
     def note_bytes(self):

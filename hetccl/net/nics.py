@@ -51,9 +51,11 @@ def look(settings):
     except (LibraryNotFound, VerbsError) as error:
         # Without the paths that were tried: most hosts without RDMA have no libibverbs, and `doctor` lists them.
         problems, ports = [str(error).partition("; tried:")[0]], []
+    if not ports and not problems:
+        problems = ["no RDMA device"]
     for problem in problems:
         config.LOGGER.info("RDMA: %s", problem)
-    return ports or "; ".join(problems) or "no RDMA device"
+    return ports or "; ".join(problems)
 
 
 def card(rank, members, settings, found, roots=topology.ROOTS):

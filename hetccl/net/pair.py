@@ -11,12 +11,11 @@ import socket
 import time
 
 from hetccl import config
-from hetccl.errors import HetcclError
 from hetccl.net import control, handshake, records
 from hetccl.net.handshake import HandshakeError, Hello, Stream
 from hetccl.net.listener import AT_ONCE
 from hetccl.net.loop import READ, WRITE
-from hetccl.net.meeting import Refused, line, meet, words
+from hetccl.net.meeting import FAULTS, Refused, line, meet, words
 
 DIAL_SECONDS = 5.0
 PROOF_SECONDS = 10.0  # longer than the other side may wait until it knows the communicator
@@ -400,7 +399,11 @@ class Pair:
         if self.connection is None or index in self._down or self.group.ended:
             return
         self._down.add(index)
-        state = self.group.wire.close_rail(self.peer, index)
+        try:
+            state = self.group.wire.close_rail(self.peer, index)
+        except FAULTS as error:
+            self._lost(f"rail {index} of {self.name} cannot be closed: {words(error)}")
+            return
         self.say(control.RAIL_DOWN, {"rail": index, "state": state, "text": line(text)})
 
     def _rail_down(self, index, state, text):
@@ -410,5 +413,5 @@ class Pair:
         self._close_rail(index, f"{self.name} closed it: {text}")
         try:
             self.group.wire.resume(self.peer, index, state)
-        except (ValueError, HetcclError) as error:
+        except FAULTS as error:
             raise HandshakeError(f"rail {index} cannot be resumed: {error}") from error

@@ -120,7 +120,8 @@ class Process:
         if self._loop is not None:
             self._loop.close()
         for group in self._groups.values():
-            os.close(group.wire.wake_fd)
+            if group.wire.wake_fd >= 0:
+                os.close(group.wire.wake_fd)
 
     def own(self, sock):
         """The socket must be closed in the children of forks. Returns it."""

@@ -12,6 +12,8 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "hetccl/mr_range.h"
 #include "hetccl/rail.h"
@@ -198,6 +200,14 @@ static inline int hetccl_mr_make_room(hetccl_mr_cache_t *cache, size_t nbytes) {
     return 1;
 }
 
+/* Where the kernel copies registered pages for a child of fork, the child shall have them, though another library of the
+ * process (UCX and libfabric, inside an MPI) may have called ibv_fork_init(), which then keeps them from it all the
+ * same. Memory that cannot be advised on stays as it is. */
+static inline void hetccl_mr_let_inherit(const hetccl_mr_cache_t *cache, const hetccl_mr_range_t *range) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = range->base & ~(page - 1);
+    if (cache->automatic) madvise((void *)start, hetccl_mr_range_end(range) - start, MADV_DOFORK);
+}
+
 /* Enters a registration that is new. */
 static inline void hetccl_mr_enter(hetccl_mr_t *mr, hetccl_mr_t **list, hetccl_ibv_mr_t *verbs) {
     mr->verbs = verbs;
@@ -227,6 +237,8 @@ static inline hetccl_mr_t *hetccl_mr_new(hetccl_mr_cache_t *cache, hetccl_mr_ran
     if (verbs == NULL)
         hetccl_mr_tell(cache, hetccl_mr_is_shortage(error) ? HETCCL_MR_MEMLOCK : HETCCL_MR_REFUSED, error,
                        range->nbytes);
+    else
+        hetccl_mr_let_inherit(cache, range);
     hetccl_mr_enter(mr, &range->mrs, verbs);
     return mr;
 }

@@ -12,13 +12,13 @@ static inline hetccl_tcp_incoming_t *hetccl_tcp_incoming(hetccl_tcp_rail_t *rail
     return &rail->incoming[number & (HETCCL_TCP_DEPTH - 1)];
 }
 
-/* An acknowledgement may come late over a slower connection, never early. */
+/* Takes in an acknowledgement: whether it is legal. It may come late over a slower connection, never early. */
 static inline int hetccl_tcp_acknowledged(hetccl_tcp_rail_t *rail, uint32_t ack) {
     uint64_t more = (uint32_t)(ack - (uint32_t)rail->base.completed);
-    if (more > UINT32_MAX / 2) return HETCCL_DONE;
-    if (more > 0 && rail->base.completed + more > hetccl_tcp_gone(rail)) return HETCCL_EPEER;
+    if (more > INT32_MAX) return 1;
+    if (more > 0 && rail->base.completed + more > hetccl_tcp_gone(rail)) return 0;
     rail->base.completed += more;
-    return HETCCL_DONE;
+    return 1;
 }
 
 /* Tells of the writes that have arrived. What is told may post writes on this rail, or end it. */
@@ -65,20 +65,19 @@ static inline void hetccl_tcp_take_header(hetccl_tcp_connection_t *connection) {
         static const hetccl_tcp_frame_t empty = {.kind = HETCCL_TCP_ACK};
         connection->in_nbytes = 0;
         if (memcmp(frame, &empty, offsetof(hetccl_tcp_frame_t, ack)) != 0 ||
-            hetccl_tcp_acknowledged(rail, frame->ack) != HETCCL_DONE) {
+            !hetccl_tcp_acknowledged(rail, frame->ack)) {
             hetccl_tcp_breach(rail);
         }
         return;
     }
     int legal = frame->kind == HETCCL_TCP_WRITE && !(frame->flags & ~(HETCCL_TCP_IMM | HETCCL_TCP_LAZY)) &&
-                frame->parts >= 1 && frame->parts <= HETCCL_TCP_CONNECTIONS &&
-                frame->nbytes <= HETCCL_TCP_MAX_WRITE && (frame->nbytes > 0 || frame->parts == 1) &&
-                hetccl_tcp_acknowledged(rail, frame->ack) == HETCCL_DONE;
+                frame->parts >= 1 && frame->parts <= rail->nconnections &&
+                frame->nbytes <= HETCCL_TCP_MAX_WRITE && (frame->nbytes > 0 || frame->parts == 1);
     if (legal && frame->nbytes > 0) {
         connection->dst = hetccl_tcp_offered(rail, frame->rkey, frame->remote_addr, frame->nbytes);
         legal = connection->dst != NULL;
     }
-    if (!legal || !hetccl_tcp_begin_part(rail, frame)) {
+    if (!legal || !hetccl_tcp_begin_part(rail, frame) || !hetccl_tcp_acknowledged(rail, frame->ack)) {
         hetccl_tcp_breach(rail);
         return;
     }

@@ -30,14 +30,10 @@
     X(ssize_t, query_gid_table, _ibv_query_gid_table, "IBVERBS_1.11", 0,                                              \
       (hetccl_ibv_context_t *context, hetccl_ibv_gid_entry_t *entries, size_t nentries, uint32_t flags,               \
        size_t entry_nbytes))                                                                                          \
-    X(int, query_pkey, ibv_query_pkey, "IBVERBS_1.1", 1,                                                              \
-      (hetccl_ibv_context_t *context, uint8_t port, int index, uint16_t *pkey))                                       \
     X(hetccl_ibv_pd_t *, alloc_pd, ibv_alloc_pd, "IBVERBS_1.1", 1, (hetccl_ibv_context_t *context))                   \
     X(int, dealloc_pd, ibv_dealloc_pd, "IBVERBS_1.1", 1, (hetccl_ibv_pd_t *pd))                                       \
     X(hetccl_ibv_mr_t *, reg_mr, ibv_reg_mr, "IBVERBS_1.1", 1,                                                        \
       (hetccl_ibv_pd_t *pd, void *ptr, size_t nbytes, int access))                                                    \
-    X(hetccl_ibv_mr_t *, reg_mr_iova2, ibv_reg_mr_iova2, "IBVERBS_1.8", 0,                                            \
-      (hetccl_ibv_pd_t *pd, void *ptr, size_t nbytes, uint64_t iova, unsigned access))                                \
     X(hetccl_ibv_mr_t *, reg_dmabuf_mr, ibv_reg_dmabuf_mr, "IBVERBS_1.12", 0,                                         \
       (hetccl_ibv_pd_t *pd, uint64_t offset, size_t nbytes, uint64_t iova, int fd, int access))                       \
     X(int, dereg_mr, ibv_dereg_mr, "IBVERBS_1.1", 1, (hetccl_ibv_mr_t *mr))                                           \

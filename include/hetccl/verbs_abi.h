@@ -41,7 +41,7 @@ enum hetccl_ibv_access {
     HETCCL_IBV_ACCESS_LOCAL_WRITE = 1,
     HETCCL_IBV_ACCESS_REMOTE_WRITE = 2,
     HETCCL_IBV_ACCESS_REMOTE_READ = 4,
-    HETCCL_IBV_ACCESS_RELAXED_ORDERING = 1 << 20 /* reg_mr_iova2 alone; ignored by those that cannot */
+    HETCCL_IBV_ACCESS_RELAXED_ORDERING = 1 << 20
 };
 
 enum hetccl_ibv_qp_type { HETCCL_IBV_QPT_RC = 2 };

@@ -205,7 +205,7 @@ static void hetccl_wire_cut(hetccl_wire_peer_t *peer, hetccl_wire_ask_t *ask) {
     int first = n > 0 ? (int)(ask->entry.position % (uint32_t)nup) : 0;
     n = n > 1 ? n : 1;
     /* Whole cache lines, so that the last part may be shorter. */
-    size_t step = n == 1 ? nbytes : (nbytes / (size_t)n / 64 + 1) * 64;
+    size_t lines = (size_t)n * 64, step = n == 1 ? nbytes : (nbytes / lines + (nbytes % lines != 0)) * 64;
     for (int i = 0; i < n; i++) {
         hetccl_wire_part_t *part = &ask->parts[i];
         part->begin = i * step < nbytes ? i * step : nbytes;

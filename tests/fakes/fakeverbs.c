@@ -10,7 +10,7 @@
  *     FAKEVERBS_PEERMEM    memory that fakeverbs_gpu() has named can be registered, else EFAULT
  *     FAKEVERBS_FORK       what ibv_is_fork_initialized answers before ibv_fork_init
  *
- * fakeverbs_live("qp") counts the process's objects, fakeverbs_calls("reg_mr") its calls; fakeverbs_cut, _event, _port
+ * fakeverbs_live("qp", NULL) counts the process's objects, fakeverbs_calls("reg_mr") its calls; fakeverbs_cut, _event, _port
  * and _break make things happen while a test runs. */
 #define _GNU_SOURCE
 #include "fakeverbs_qp.h"
@@ -23,8 +23,8 @@ typedef struct mr {
     size_t mapped_nbytes;
 } mr_t;
 
-static struct { const char *kind; int count; } live[] = {{"context", 0}, {"pd", 0}, {"mr", 0}, {"channel", 0},
-                                                         {"cq", 0}};
+static struct { const char *kind; int counts[DEVICES_MAX]; } live[] = {
+    {"context", {0}}, {"pd", {0}}, {"mr", {0}}, {"channel", {0}}, {"cq", {0}}};
 enum { CONTEXT, PD, MR, CHANNEL, CQ, KINDS };
 
 static int fork_status = -1;
@@ -33,7 +33,9 @@ static struct { uint64_t address, nbytes; } gpu_ranges[GPU_RANGES_MAX];
 static int ngpu_ranges;
 
 /* Under the lock. */
-static void counted(int kind, int more) { live[kind].count += more; }
+static void counted(int kind, const hetccl_ibv_context_t *context, int more) {
+    live[kind].counts[device_of(context) - devices] += more;
+}
 
 static void *failed(int error) {
     errno = error;
@@ -83,7 +85,7 @@ API hetccl_ibv_context_t *ibv_open_device(hetccl_ibv_device_t *device) {
     lock();
     context->next = the_contexts;
     the_contexts = context;
-    counted(CONTEXT, 1);
+    counted(CONTEXT, &context->public, 1);
     unlock();
     return &context->public;
 }
@@ -97,7 +99,7 @@ API int ibv_close_device(hetccl_ibv_context_t *public) {
     context_t **link = &the_contexts;
     while (*link != context) link = &(*link)->next;
     *link = context->next;
-    counted(CONTEXT, -1);
+    counted(CONTEXT, public, -1);
     unlock();
     close(public->async_fd);
     close(context->event_fd);
@@ -112,7 +114,7 @@ API hetccl_ibv_pd_t *ibv_alloc_pd(hetccl_ibv_context_t *context) {
     pd->public.context = context;
     lock();
     ((context_t *)context)->nlive++;
-    counted(PD, 1);
+    counted(PD, context, 1);
     unlock();
     return &pd->public;
 }
@@ -124,7 +126,7 @@ API int ibv_dealloc_pd(hetccl_ibv_pd_t *public) {
     if (pd->nlive) return EBUSY;
     lock();
     ((context_t *)public->context)->nlive--;
-    counted(PD, -1);
+    counted(PD, public->context, -1);
     unlock();
     free(pd);
     return 0;
@@ -170,7 +172,7 @@ static hetccl_ibv_mr_t *mr_new(hetccl_ibv_pd_t *pd, uint64_t memory, uint64_t ad
     mr->public = (hetccl_ibv_mr_t){pd->context, pd, (void *)(uintptr_t)address, nbytes, slot, shared->key, shared->key};
     locked_nbytes += nbytes;
     ((pd_t *)pd)->nlive++;
-    counted(MR, 1);
+    counted(MR, pd->context, 1);
     unlock();
     return &mr->public;
 }
@@ -179,12 +181,6 @@ API hetccl_ibv_mr_t *ibv_reg_mr(hetccl_ibv_pd_t *pd, void *ptr, size_t nbytes, i
     int error = called("reg_mr");
     if (!error) error = range_check((uintptr_t)ptr, nbytes);
     return error ? failed(error) : mr_new(pd, (uintptr_t)ptr, (uintptr_t)ptr, nbytes, access);
-}
-
-API hetccl_ibv_mr_t *ibv_reg_mr_iova2(hetccl_ibv_pd_t *pd, void *ptr, size_t nbytes, uint64_t iova, unsigned access) {
-    int error = called("reg_mr_iova2");
-    if (!error) error = range_check((uintptr_t)ptr, nbytes);
-    return error ? failed(error) : mr_new(pd, (uintptr_t)ptr, iova, nbytes, (int)access);
 }
 
 /* The descriptor is any that can be mapped, as the fake CUDA driver's are. */
@@ -213,7 +209,7 @@ API int ibv_dereg_mr(hetccl_ibv_mr_t *public) {
     arena->mrs[public->handle].pid = 0;
     locked_nbytes -= public->length;
     ((pd_t *)public->pd)->nlive--;
-    counted(MR, -1);
+    counted(MR, public->context, -1);
     unlock();
     if (mr->mapped) munmap(mr->mapped, mr->mapped_nbytes);
     free(mr);
@@ -233,7 +229,7 @@ API hetccl_ibv_comp_channel_t *ibv_create_comp_channel(hetccl_ibv_context_t *con
     channel->public.fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (channel->public.fd < 0 || bind(channel->public.fd, (struct sockaddr *)&address, nbytes)) error = errno;
     ((context_t *)context)->nlive += !error;
-    counted(CHANNEL, !error);
+    counted(CHANNEL, context, !error);
     unlock();
     if (!error) return &channel->public;
     free(channel);
@@ -247,7 +243,7 @@ API int ibv_destroy_comp_channel(hetccl_ibv_comp_channel_t *public) {
     if (channel->nlive) return EBUSY;
     lock();
     ((context_t *)public->context)->nlive--;
-    counted(CHANNEL, -1);
+    counted(CHANNEL, public->context, -1);
     unlock();
     close(public->fd);
     free(channel);
@@ -272,7 +268,7 @@ API hetccl_ibv_cq_t *ibv_create_cq(hetccl_ibv_context_t *context, int cqe, void 
                                 .address = (uintptr_t)cq};
     if (channel) cq->channel->nlive++;
     ((context_t *)context)->nlive++;
-    counted(CQ, 1);
+    counted(CQ, context, 1);
     unlock();
     return &cq->public;
 }
@@ -298,7 +294,7 @@ API int ibv_destroy_cq(hetccl_ibv_cq_t *public) {
     cq->shared->pid = 0;
     if (cq->channel) cq->channel->nlive--;
     ((context_t *)public->context)->nlive--;
-    counted(CQ, -1);
+    counted(CQ, public->context, -1);
     unlock();
     for (done_t *done = cq->first, *next; done; done = next) {
         next = done->next;
@@ -343,13 +339,18 @@ API int ibv_is_fork_initialized(void) {
 
 /* For tests. */
 
-API long fakeverbs_live(const char *kind) {
-    long nqps = 0;
-    for (qp_t *qp = the_qps; qp; qp = qp->next) nqps++;
-    if (!strcmp(kind, "qp")) return nqps;
+/* The process's objects of a kind on one device, or on all (NULL). */
+API long fakeverbs_live(const char *kind, const char *device) {
+    long count = 0;
+    if (!arena) return 0;
+    lock();
+    for (qp_t *qp = the_qps; qp; qp = qp->next)
+        count += !strcmp(kind, "qp") && (!device || !strcmp(qp->shared->device, device));
     for (int i = 0; i < KINDS; i++)
-        if (!strcmp(live[i].kind, kind)) return live[i].count;
-    return -1;
+        for (int d = 0; d < ndevices && !strcmp(live[i].kind, kind); d++)
+            if (!device || !strcmp(devices[d].public.name, device)) count += live[i].counts[d];
+    unlock();
+    return count;
 }
 
 /* A range is a GPU's memory from now on. */

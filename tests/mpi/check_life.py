@@ -217,6 +217,13 @@ def check_buffers_are_released(comm):
     data.append(2.0)
 
 
+def await_counts(wanted):
+    """Give the threads that speak to other ranks for a moment, and their sockets, the time to end."""
+    deadline = time.monotonic() + 10
+    while process_counts()[:2] > wanted[:2] and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def check_thousand_communicators(comm):
     """Built and freed: open files, threads and mappings are as before, memory does not grow."""
     measured = {}
@@ -226,12 +233,17 @@ def check_thousand_communicators(comm):
                 still_works(other)
         if number in (200, 1000):
             gc.collect()
+            if number == 1000:
+                await_counts(measured[200][0])
             measured[number] = (process_counts(), resident_bytes())
     (counts, memory), (counts_after, memory_after) = measured[200], measured[1000]
     assert counts_after[:2] == counts[:2], f"files, threads: {counts} -> {counts_after}"
-    # The allocator may map an arena or two of its own.
-    assert counts_after[2] <= counts[2] + 4, f"mappings: {counts} -> {counts_after}"
-    assert memory_after - memory < 4 << 20, f"{memory_after - memory} bytes more after 800 communicators"
+    # The allocator may map an arena or two of its own, and one for each thread that connects ranks over a network.
+    far = "HETCCL_TRANSPORT" in os.environ
+    assert counts_after[2] <= counts[2] + (16 if far else 4), f"mappings: {counts} -> {counts_after}"
+    assert memory_after - memory < (16 if far else 4) << 20, (
+        f"{memory_after - memory} bytes more after 800 communicators"
+    )
     still_works(comm)
 
 
@@ -273,6 +285,7 @@ def check_free_waits_for_other_threads(comm):
 
 def check_no_descriptor_left(comm):
     """A process that can open no file any more does not take its peers for dead."""
+    comm.Barrier()  # connections over a network take descriptors
     opened = []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if RANK == 0:

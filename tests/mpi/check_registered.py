@@ -46,7 +46,7 @@ def device():
     finally:
         comm.Free()
         gc.collect()
-        cache.shut()
+        cache.close()
         assert library.fake_live() == 0, f"{library.fake_live()} registrations are left"
 
 

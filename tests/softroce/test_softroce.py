@@ -7,7 +7,8 @@ from softroce.guests import GuestRuns, Item
 
 RAILS = Item("softroce/check_rails.py")
 RAILS_LONG = Item("softroce/check_rails_long.py")
-ITEMS = (RAILS, RAILS_LONG)
+MEMORY = Item("softroce/check_memory.py", "AA", (("HETCCL_TRANSPORT", "verbs"),))
+ITEMS = (RAILS, RAILS_LONG, MEMORY)
 LONG = {RAILS_LONG}
 CASES = [
     pytest.param(item, name, marks=[pytest.mark.rdma] if item in LONG else [], id=f"{item}-{name}")

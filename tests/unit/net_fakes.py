@@ -191,14 +191,16 @@ class Net:
 
     nranks  : how many ranks the communicator has
     here    : those that are made at once
+    listens : addresses     dials : address at which the ranks find each other
     options : of every rank, see add()
     """
 
-    def __init__(self, nranks, here=None, **options):
+    def __init__(self, nranks, here=None, listens=("127.0.0.1",), dials="127.0.0.1", **options):
         self.nranks = nranks
+        self.dials = dials
         self.secret = os.urandom(16)
         self.wires, self.boards, self.groups = {}, {}, {}
-        self.card = connector.listen(["127.0.0.1"])
+        self.card = connector.listen(listens)
         for rank in range(nranks) if here is None else here:
             self.add(rank, **options)
 
@@ -207,7 +209,7 @@ class Net:
         nranks = nranks or self.nranks
         said = {name: more.pop(name) for name in ("fault", "says") if name in more}
         port = Port(rank, **said)
-        where = [(None, "127.0.0.1", self.card["port"])] if addresses is None else addresses
+        where = [(None, self.dials, self.card["port"])] if addresses is None else addresses
         cards = [(port, {"peer": index}) for index in range(rails)]
         paths = {peer: Path(kind, cards, where) for peer in range(nranks) if peer != rank}
         wire, board = Wire(rank), Board(rank, nranks)

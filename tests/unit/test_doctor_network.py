@@ -3,8 +3,10 @@
 import json
 
 import pytest
-from rdma_hosts import LINK_LOCAL, Host, big_server, infiniband, member, port, table, usual_table
+from command import fake_mpi4py, hetccl
+from rdma_hosts import LINK_LOCAL, Host, big_server, gid, infiniband, member, port, table, usual_table
 
+from fakes import build
 from hetccl.cli import network
 from hetccl.config import Config
 from hetccl.net import interfaces, nics
@@ -135,3 +137,62 @@ def test_a_rank_out_of_reach_fails(see):
     (check,) = network.way_checks(0, found, detailed=True)
     assert check.status == "fail"
     assert "rank 1 cannot be reached" in check.text and "n0 and n1 are different hosts" in check.text
+
+
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C compiler to make a libibverbs of")
+
+# Of a fake libibverbs: a port that serves, one that is down (state 1), one that has link-local GIDs only, a device that
+# cannot be opened, InfiniBand with and without a LID, and one of iWARP.
+DEVICES = f"""
+device=roce0 ngids=1024 gid=0/{gid(LINK_LOCAL)}/2/1 gid=900/{gid("10.0.0.1")}/2/1
+device=roce1 state=1 gid=0/{gid("10.0.1.1")}/2/1
+device=roce2 gid=0/{gid(LINK_LOCAL)}/2/1 gid=1/{gid("127.0.0.1")}/2/1
+device=broken open=13
+device=ib0 link=1 lid=7 gid=0/{gid("fe80::7")}/0/0 port link=1 gid=0/{gid("fe80::8")}/0/0
+device=iw0 transport=1 gid=0/{gid("10.0.2.1")}/2/1
+"""
+
+
+@pytest.fixture
+def doctor_page(monkeypatch, tmp_path):
+    """doctor_page(variables) -> what `doctor --json` prints on a host with DEVICES."""
+
+    def run(variables=()):
+        monkeypatch.setenv("FAKEVERBS_DEVICES", DEVICES)
+        monkeypatch.setenv("HETCCL_VERBS_LIB", build.build("fakeverbs"))
+        for name, value in dict(variables).items():
+            monkeypatch.setenv(name, value)
+        # An MPI may bring the real libibverbs, which then counts: two copies in one process disturb each other.
+        without_mpi = fake_mpi4py(tmp_path, "raise RuntimeError('none')")
+        return json.loads(hetccl("doctor", "--json", path=[without_mpi]).stdout)
+
+    return run
+
+
+@needs_compiler
+def test_doctor_on_a_fake_libibverbs(doctor_page):
+    (seen,) = doctor_page()["networks"]
+    whys = {port["name"]: port["why"] for port in seen["ports"]}
+    assert set(whys) == {"roce0:1", "roce1:1", "roce2:1", "ib0:1", "ib0:2"}
+    assert {port["name"] for port in seen["ports"] if port["used"]} == {"roce0:1", "ib0:1"}
+    assert "GID 900 ::ffff:10.0.0.1" in whys["roce0:1"] and "DOWN" in whys["roce1:1"]
+    assert "routable" in whys["roce2:1"] and "LID" in whys["ib0:2"]
+    assert {card["device"] for card in seen["card"]["verbs"]} == {"roce0", "ib0"}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "variables, words",
+    [
+        ({"HETCCL_IB_HCA": "roce9"}, "there are ib0, roce0, roce1, roce2"),
+        ({"HETCCL_IB_HCA": "ib0:3"}, "ib0 has no port 3; it has 1-2"),
+        ({"HETCCL_IB_HCA": "roce1,roce2", "HETCCL_TRANSPORT": "verbs"}, "no RDMA port to use"),
+        ({"HETCCL_IB_GID_INDEX": "1023"}, "roce0:1: its GID 1023 is empty; in use: 0 fe80::"),
+        ({"HETCCL_IB_GID_INDEX": "900", "HETCCL_TRANSPORT": "tcp"}, "HETCCL_IB_GID_INDEX is set"),
+        ({"HETCCL_IB_PKEY": "40000"}, "index 0 only"),
+    ],
+)
+def test_doctor_fails_on_what_a_host_cannot_do(doctor_page, variables, words):
+    checks = doctor_page(variables)["checks"]
+    said = [check["text"] for check in checks if check["status"] == "fail" and check["name"] == "network"]
+    assert any(words in text for text in said), said

@@ -36,7 +36,7 @@ def cache():
     made = _mr_trial.Cache(library.fake_table(), 0, "fake0")
     made.limit(1000, 1 << 40)
     yield made
-    made.shut()
+    made.close()
     assert library.fake_live() == 0
 
 

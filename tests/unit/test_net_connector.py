@@ -222,7 +222,13 @@ def test_the_right_address_is_found():
 @pytest.mark.parametrize("begins", [0, 1])
 @pytest.mark.parametrize("breaks", [0, 1])
 @pytest.mark.parametrize(
-    "fault", [OSError(12, "no memory"), ValueError("not a rail"), LibraryError("ibv_modify_qp failed")]
+    "fault",
+    [
+        OSError(12, "no memory"),
+        MemoryError("memory for a rail"),
+        ValueError("not a rail"),
+        LibraryError("ibv_modify_qp failed"),
+    ],
 )
 def test_a_rail_that_cannot_be_connected_ends_it_on_both_sides(begins, breaks, fault):
     with Net(2, here=[]) as net:

@@ -81,6 +81,19 @@ def test_close_ends_handshakes_under_way(monkeypatch):
             assert time.monotonic() - began < pair.PROOF_SECONDS / 2
 
 
+def test_hosts_that_vanish_are_noticed():
+    """By the kernel: a connection at rest by keepalive, one that sends by its time-out, both after 20 s."""
+    with Net(2) as net:
+        connected(net, (0, 1))
+        for rank in (0, 1):
+            sock = net.groups[rank].pairs[1 - rank].connection.sock
+            names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, between, count, sending_ms = (sock.getsockopt(socket.IPPROTO_TCP, name) for name in names)
+            assert idle + between * count == 20
+            assert sending_ms == 20_000
+
+
 def test_eof_is_death():
     with Net(2) as net:
         connected(net, (0, 1))

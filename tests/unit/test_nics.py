@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 from rdma_hosts import LINK_LOCAL, Host, big_server, gid, infiniband, member, port, table, usual_table
 
+from hetccl import _verbs
 from hetccl.config import Config
+from hetccl.errors import LibraryNotFound
 from hetccl.net import interfaces, nearness, nics
 from hetccl.topology import format_cpulist
 
@@ -219,6 +221,8 @@ def test_partition_key_that_is_not_there(host, index, words):
     with pytest.raises(ValueError, match=f"HETCCL_IB_PKEY={index}.*mlx5_0:1.*{words}"):
         cards(found, host, ib_pkey=index)
     assert names(cards(found, host, ib_pkey=1)) == ["mlx5_0:1"] * 2
+    with pytest.raises(ValueError, match="index 0 only"):
+        cards([port(gids=usual_table(V4), npkeys=1)], host, ib_pkey=1)
 
 
 def test_an_empty_default_partition_key_is_the_users_fault_only_if_asked_for(host):
@@ -298,3 +302,30 @@ def test_a_gpu_that_sysfs_does_not_show(tmp_path):
     lost = replace(members[6], pci="")
     assert nics.card(0, [lost], Config(), ports, made.roots)[0]["slot"] in range(4, 8)
     assert format_cpulist(lost.cores) == "32-63"
+
+
+def test_look_without_a_library(monkeypatch):
+    def devices(override, problems):
+        raise LibraryNotFound(f"libibverbs.so.1 not found; tried:\n  {override}: no such file")
+
+    monkeypatch.setattr(_verbs, "devices", devices)
+    assert nics.look(Config(verbs_lib="/nowhere/x.so")) == "libibverbs.so.1 not found"
+
+
+@pytest.mark.parametrize(
+    "problems, answer", [([], "no RDMA device"), (["siw0 is not used", "b"], "siw0 is not used; b")]
+)
+def test_look_without_a_device(monkeypatch, caplog, problems, answer):
+    monkeypatch.setattr(_verbs, "devices", lambda override, told: told.extend(problems) or [])
+    with caplog.at_level("INFO", "hetccl"):
+        assert nics.look(Config()) == answer
+    assert caplog.messages == [f"RDMA: {problem}" for problem in answer.split("; ")]
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+def test_look_tells_of_devices_that_it_leaves_out(monkeypatch, caplog):
+    ports = [port(gids=usual_table(V4))]
+    monkeypatch.setattr(_verbs, "devices", lambda override, told: told.append("siw0 is not used") or ports)
+    with caplog.at_level("INFO", "hetccl"):
+        assert nics.look(Config()) == ports
+    assert caplog.messages == ["RDMA: siw0 is not used"]

@@ -151,7 +151,7 @@ ROWS = rows()
 
 
 def test_all_rows_were_read():
-    assert len(ROWS) == len(re.findall(r"\bX\(\w+.*ibv_", TABLE.read_text())) > 30
+    assert len(ROWS) == len(re.findall(r"\bX\(\w+.*ibv_", TABLE.read_text())) > 25
 
 
 @needs_header
@@ -171,7 +171,7 @@ def test_signatures(tmp_path, wrong):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     names = re.findall(r"static assertion failed: (\w+)", done.stderr)
     if wrong:
-        assert {"ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_reg_dmabuf_mr"} == set(names)
+        assert {"ibv_reg_mr", "ibv_reg_dmabuf_mr"} == set(names)
     else:
         assert (done.returncode, names) == (0, []), done.stderr
 

@@ -1,0 +1,56 @@
+"""The fake libibverbs in a process of its own: a library is opened once for each process."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from fakes import build
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C compiler to make the fake libibverbs")
+KINDS = ("context", "pd", "mr", "channel", "cq", "qp")
+
+HEAD = f"""
+import ctypes, errno, json, os, resource, sys
+from hetccl import _verbs, errors
+fake = ctypes.CDLL("libibverbs.so.1")
+def live():
+    return {{kind: fake.fakeverbs_live(kind.encode(), None) for kind in {KINDS}}}
+def raised(call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except Exception as error:
+        return [type(error).__name__, str(error), getattr(error, "call", None), getattr(error, "code", None)]
+    return None
+"""
+
+
+def environment(without=(), **variables):
+    """The variables with which libibverbs.so.1 is the fake. without : functions that it shall lack"""
+    folder = os.path.dirname(build.build("fakeverbs", without=without))
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {name: value for name, value in os.environ.items() if not name.startswith("FAKEVERBS_")}
+    return {**own, "LD_LIBRARY_PATH": folder, "PYTHONPATH": path, **variables}
+
+
+def run(body, without=(), **variables):
+    """Run code that ends by printing; what it printed. In it: _verbs, errors, fake (ctypes), live(), raised()."""
+    command = [sys.executable, "-c", HEAD + textwrap.dedent(body)]
+    made = environment(without, **variables)
+    done = subprocess.run(command, env=made, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def compile_program(folder, name):
+    """A program of tests/fakes, compiled against the package's headers: its path."""
+    program = Path(folder, name)
+    source = ROOT / "tests" / "fakes" / f"{name}.c"
+    command = [build.compiler(), "-std=gnu11", "-O1", f"-I{ROOT / 'include'}", str(source), "-ldl", "-o", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return str(program)
