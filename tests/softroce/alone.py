@@ -1,15 +1,12 @@
-"""For programs that need no MPI: rails between two devices, a report that pytest reads. They run inside a guest; some also
-on a libibverbs without devices (FAKE: its path), whose devices then have the same names.
+"""For programs inside a guest that need no MPI: rails between two devices, a report that pytest reads.
 
 A program is a file of functions `check_<what>()`. Each runs under a time of its own; one line per check is written:
 {"rank": 0, "name", "problem"}. A line that is missing counts as a failure.
 """
 
 import contextlib
-import ctypes
 import json
 import mmap
-import os
 import re
 import signal
 import subprocess
@@ -23,7 +20,6 @@ from hetccl._rdma import RdmaPort
 from hetccl._verbs_trial import Trial
 
 LIMIT_S = 100
-FAKE = os.environ.get("RAILS_ON_FAKE")
 GID_INDEX = 1
 FAST_FAILURE = {"timeout": 14, "retry_cnt": 1, "rnr_retry": 1}
 
@@ -68,10 +64,6 @@ def card(device, gid_index=GID_INDEX):
     port = next(port for port in _verbs.devices() if port["device"] == device)
     gid = next(gid for gid in port["gids"] if gid["index"] == gid_index)
     return {"device": device, "port": 1, "gid": gid["gid"], "gid_index": gid_index}
-
-
-if FAKE:
-    _verbs.open(FAKE)
 
 
 class End:
@@ -135,15 +127,8 @@ def post(sender, receiver, *arguments, **options):
     assert answer == "done", (answer, sender.rail.fault())
 
 
-def fake():
-    """The functions of the libibverbs without devices that its header lists for tests."""
-    return ctypes.CDLL(FAKE)
-
-
 def resources():
-    """{"rxe0": {"qp": 1, ...}} of the kernel, objects of its own included; or of the fake."""
-    if FAKE:
-        return {"fake": {kind: fake().fakeverbs_live(kind.encode()) for kind in ("qp", "cq", "mr", "pd", "channel")}}
+    """{"rxe0": {"qp": 1, ...}} of the kernel; objects of its own included."""
     text = subprocess.run(["rdma", "resource", "show"], capture_output=True, text=True, check=True).stdout
     found = {}
     for line in text.splitlines():
