@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -359,6 +360,22 @@ def _lossy(percent, count):
         for i in range(count - min(count, 64), count):
             at = (i % 64) << 16
             assert b.memory[at] == b.memory[at + (1 << 16) - 1] == i % 256
+
+
+def check_a_child_process_takes_nothing_away():
+    with pair() as (a, b):
+        post(a, b, 8, imm=1)
+        child = os.fork()
+        if child == 0:
+            # Neither closing nor forgetting may reach the parent's queue pair.
+            a.rail.close()
+            a.port.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        a.memory[:8] = b"afterall"
+        post(a, b, 8, imm=2)
+        drive(a, b, until=lambda: b.trial.counts[2] == 2)
+        assert b.trial.take() == [1, 2] and b.memory[:8] == b"afterall"
 
 
 @contextlib.contextmanager
