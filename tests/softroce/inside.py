@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import launch
-
 from mpi import jobs
 
 
