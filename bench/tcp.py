@@ -54,6 +54,7 @@ class Rail:
         for _ in range(POLLS):
             if rail_trial.poll(self.port):
                 return
+            os.sched_yield()  # as the engine's waits do: the peer may need this core
         if rail_trial.arm(self.port) and not rail_trial.poll(self.port):
             select.select([rail_trial.descriptor(self.port)], [], [], 60)
 

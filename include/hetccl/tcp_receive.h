@@ -135,6 +135,8 @@ static inline size_t hetccl_tcp_read(hetccl_tcp_connection_t *connection) {
     }
     if (direct) iov[niov++] = (struct iovec){connection->dst, direct};
     size_t behind = direct == connection->left ? sizeof(rail->port->buffer) : 0;
+    /* What follows a long payload is likely another: the header alone, so that this one too is read to its place. */
+    if (behind && direct >= sizeof(rail->port->buffer) / 2) behind = sizeof(connection->in);
     if (behind) iov[niov++] = (struct iovec){rail->port->buffer, behind};
     struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
     ssize_t got = recvmsg(connection->fd, &message, MSG_DONTWAIT);

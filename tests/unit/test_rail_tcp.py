@@ -16,7 +16,7 @@ from hetccl import _rail_trial as rail_trial
 from hetccl._rail_trial import RailTrial
 from hetccl._tcp import TcpPort
 
-SIZES = [0, 1, 31, 4096, 100_001, 262_143, 262_144, (1 << 20) + 7, 4 << 20]
+SIZES = [0, 1, 31, 4096, 100_001, 524_287, 524_288, (1 << 20) + 7, 4 << 20]
 kinds = pytest.mark.parametrize("kind", PAIRS)
 
 

@@ -99,13 +99,13 @@ def test_what_is_sent(peer):
 
 
 @pytest.mark.parametrize("nconnections", [1, 2, 3, 16])
-@pytest.mark.parametrize("nbytes", [131_071, 262_143, 262_144, 500_001, MAX_WRITE])
+@pytest.mark.parametrize("nbytes", [262_144, 524_287, 524_288, 1_000_001, MAX_WRITE])
 def test_a_large_write_is_cut_over_the_connections(peer, nconnections, nbytes):
     it = peer(nconnections, kind="IPv4")
     data = random.Random(nbytes).randbytes(nbytes)
     view = memoryview(data)
     it.end.trial.write([view[: nbytes // 5], view[nbytes // 5 :]], 1000, 5, imm=6)
-    parts = 1 if nconnections == 1 or nbytes < 262_144 else min(nconnections, nbytes // 131_072)
+    parts = 1 if nconnections == 1 or nbytes < 524_288 else min(nconnections, nbytes // 262_144)
     got = bytearray(nbytes)
     covered = 0
     for connection in range(parts):
