@@ -7,6 +7,7 @@ import collections
 import ctypes
 import mmap
 import os
+import socket
 import struct
 import time
 
@@ -99,7 +100,8 @@ class Rail:
     def post(self, source, nbytes, address, rkey, imm):
         pieces = [SGE(source, nbytes, self.mr.lkey)]
         opcode = e.IBV_WR_RDMA_WRITE if imm is None else e.IBV_WR_RDMA_WRITE_WITH_IMM
-        wr = SendWR(opcode=opcode, num_sge=1, sg=pieces, imm_data=imm or 0, send_flags=e.IBV_SEND_SIGNALED)
+        wr = SendWR(opcode=opcode, num_sge=1, sg=pieces, send_flags=e.IBV_SEND_SIGNALED)
+        wr.imm_data = socket.htonl(imm or 0)
         wr.set_wr_rdma(rkey, address)
         self.qp.post_send(wr)
         self.posted += 1
@@ -111,7 +113,7 @@ class Rail:
             if wc.status != e.IBV_WC_SUCCESS:
                 raise ConnectionError(f"{self.card['device']}: completion with status {wc.status}")
             if wc.opcode & e.IBV_WC_RECV:
-                values.append(wc.imm_data)
+                values.append(socket.ntohl(wc.imm_data))
                 self.post_receive()
             else:
                 self.completed += 1
