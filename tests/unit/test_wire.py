@@ -217,6 +217,16 @@ def test_no_rail_is_left(net):
     assert text.count("the peer closed the connection") == 2
 
 
+def test_the_peer_says_why_it_has_closed_the_last_rail(net):
+    ranks = net()
+    ranks.connect()
+    got = ranks.wires[1].close_rail(0, 0)
+    ranks.wires[0].close_rail(1, 0)
+    ranks.wires[0].resume(1, 0, got, "rank 1 closed it: IBV_WC_RETRY_EXC_ERR")
+    text = ranks.wires[0].describe(1)
+    assert text == "the connection to rank 1 on host1 was lost: rank 1 closed it: IBV_WC_RETRY_EXC_ERR"
+
+
 def test_a_rail_can_be_closed_that_has_not_failed(net):
     ranks = net()
     ranks.connect(nrails=2)
