@@ -1,5 +1,6 @@
 """The other ways through the engine give the same results: two copies instead of one, small rings, sleeping at once,
-checking every call, TCP instead of shared memory, and every algorithm that a communicator would not choose for these ranks by itself."""
+checking every call, TCP instead of shared memory, and every algorithm that a communicator would not choose for these
+ranks by itself."""
 
 import pytest
 
