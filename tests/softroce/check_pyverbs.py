@@ -69,9 +69,9 @@ def against(comm, deed, play):
         play(comm)
         return
     peer = start(deed)
-    up = peer.stdout.readline().split()[:1]
-    WORLD.send("up" if up == ["up"] else "failed", dest=0)
+    WORLD.send(peer.stdout.readline().strip(), dest=0)
     assert peer.stdout.readline() == "done\n", peer.wait(60)
+    assert peer.wait(60) == 0, "it did not hear that rank 0 leaves"
 
 
 def check_eager(comm):
@@ -126,6 +126,29 @@ def check_out_of_order(comm):
 
 def check_many_pieces(comm):
     against(comm, "many_pieces", lambda comm: comm.Send(data(150001, 3), 1, 1))
+
+
+def check_receiver_first(comm):
+    nbytes = 100003
+
+    def gather(comm, seed):
+        memory = np.full(2 * nbytes, GUARD, np.uint8)
+        comm.Gather(data(nbytes, 9), memory, 0)
+        assert (memory == np.concatenate([data(nbytes, 9), data(nbytes, seed)])).all()
+
+    def scatter(comm, seed):
+        mine = np.empty(nbytes, np.uint8)
+        comm.Scatter(np.concatenate([data(nbytes, 9), data(nbytes, seed)]), mine, 0)
+        assert (mine == data(nbytes, 9)).all()
+
+    def play(comm):
+        gather(comm, 1)
+        gather(comm, 2)
+        scatter(comm, 3)
+        comm.Recv(np.empty(0, np.uint8), 1, 70)
+        scatter(comm, 4)
+
+    against(comm, "receiver_first", play)
 
 
 def breach(deed):

@@ -8,7 +8,7 @@ status 1. check_pyverbs.py is the other side.
 import json
 import sys
 
-from documented_control import BYE, READY, RECORD, Control, Refusal
+from documented_control import BYE, FAULT, READY, RECORD, Control, Refusal
 from documented_rails import CTS, EAGER, FIN, RTS, Side, immediate
 
 ME, RANK, RANKS = 1, 0, 2
@@ -74,6 +74,29 @@ def many_pieces(side):
     assert side.lanes[1].cts_filled == 151
 
 
+def receiver_first(side):
+    """Collectives, whose receiver asks before anything is announced; then this side does."""
+    lane, nbytes = side.lanes[0], 100003
+    side.until(lambda: lane.asks)
+    tag = lane.asks[0].tag
+    assert lane.asks[0].total == nbytes, lane.asks[0]
+    side.serve(0, lane.seq, tag, data(nbytes, 1))  # no cell
+    lane.seq += 1
+    side.until(lambda: lane.asks)
+    tag = lane.asks[0].tag
+    seq = side.announce(0, tag, nbytes)  # crosses
+    side.serve(0, seq, tag, data(nbytes, 2))
+    cell = side.take_cell(0)
+    assert (cell.kind, cell.nbytes, cell.seq) == (RTS, nbytes, 0), cell
+    assert side.receive(0, cell) == data(nbytes, 3)
+    # The tag's upper 27 bits number the collectives.
+    position = side.ask(0, 1, cell.tag + 32, nbytes, 0, nbytes, 0)
+    side.send_eager(1, 70, b"")
+    side.until(lambda: side.is_complete(0, position))
+    assert side.memory[side.landing : side.landing + nbytes] == data(nbytes, 4)
+    assert lane.cells_arrived == 1
+
+
 def wrong_position(side):
     side.put_cell(1, 1, EAGER, 0, position=5)
 
@@ -91,6 +114,7 @@ def ask_out_of_turn(side):
     side.write(b"", side.address, side.rkeys[0], immediate(CTS, 1, 2))
 
 
+BREACHES = (wrong_position, fin_for_nothing, ask_for_nothing, ask_out_of_turn)
 DEEDS = {
     deed.__name__: deed
     for deed in (
@@ -100,30 +124,25 @@ DEEDS = {
         synchronous,
         out_of_order,
         many_pieces,
-        wrong_position,
-        fin_for_nothing,
-        ask_for_nothing,
-        ask_out_of_turn,
+        receiver_first,
+        *BREACHES,
     )
 }
+
+# deed: (secret or None for the right one, version, status of the answer)
+REFUSALS = {"wrong_version": (None, 2, 1), "wrong_secret": (bytes(16), 1, 2)}
 
 
 def main(deed):
     told = json.load(sys.stdin)
     secret, where = bytes.fromhex(told["secret"]), tuple(told["address"])
-    if deed == "wrong_version":
+    if deed in REFUSALS:
+        other, version, status = REFUSALS[deed]
         try:
-            Control(secret, where, ME, RANK, RANKS, version=2)
+            Control(other or secret, where, ME, RANK, RANKS, version)
         except Refusal as refusal:
-            assert refusal.args == (1, 1)
-        print("done", flush=True)
-        return
-    if deed == "wrong_secret":
-        try:
-            Control(bytes(16), where, ME, RANK, RANKS)
-        except Refusal as refusal:
-            assert refusal.args == (2, 1)
-        print("done", flush=True)
+            assert refusal.args == (status, 1)
+            print("done", flush=True)
         return
     control = Control(secret, where, ME, RANK, RANKS)
     record = control.hear(RECORD)[1]
@@ -132,10 +151,11 @@ def main(deed):
     side.connect(record)
     control.say(READY)
     control.hear(READY)
-    print("up", json.dumps({"remote": record["rails"], "local": side.record()["rails"]}), flush=True)
+    print("up", flush=True)
     DEEDS[deed](side)
     print("done", flush=True)
-    sys.stdin.close()
+    if DEEDS[deed] in BREACHES:
+        assert control.hear(FAULT)[1] == {"reason": 5, "reporter": RANK, "culprit": ME}
     control.hear(BYE)
 
 
