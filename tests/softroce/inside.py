@@ -2,9 +2,9 @@
 
 usage: inside.py FOLDER
 
-FOLDER/plan.json is a list of {"program" (path), "layout", "names", "env", "nodes", "timeout"}: the checks `names` of a program, one job for
-each item, as tests/mpi/jobs.py runs them. One line per check goes to FOLDER/found.jsonl: {"item", "name", "ran": {rank:
-problem or null}, "text" (the job's output, if a rank did not finish)}.
+FOLDER/plan.json is a list of {"program" (path), "layout", "names", "env", "nodes", "timeout"}: the checks `names` of a
+program, one job for each item, as tests/mpi/jobs.py runs them. One line per check goes to FOLDER/found.jsonl: {"item",
+"name", "ran": {rank: problem or null}, "text" (the job's output, if a rank did not finish)}.
 """
 
 import json
