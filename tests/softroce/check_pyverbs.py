@@ -58,10 +58,21 @@ def start(deed):
         "cards": cards(network),
     }
     env = {**os.environ, "PYTHONPATH": PACKAGES}
-    peer = subprocess.Popen([PYTHON, PEER, deed], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    peer = subprocess.Popen([PYTHON, PEER, deed], **pipes, text=True, env=env)
     peer.stdin.write(json.dumps(told))
     peer.stdin.close()
     return peer
+
+
+def ended(peer, line):
+    """The peer has said its last line: it must be "done", and the peer has nothing against what it met."""
+    with peer:
+        try:
+            status = peer.wait(60)
+        finally:
+            peer.kill()
+        assert (line, status) == ("done", 0), f"{line!r}, status {status}: {peer.stderr.read()}"
 
 
 def cards(network):
@@ -72,16 +83,27 @@ def cards(network):
 
 
 def against(comm, deed, play):
-    """Rank 0 plays once the peer is connected; rank 1 watches the peer, and tells rank 0 what it says."""
+    """Rank 0 plays once the peer is connected; rank 1 watches the peer, and tells rank 0 what it says, "" at its end."""
+    told[0] += 1
     if RANK == 0:
-        assert WORLD.recv(source=1) == "up"
+        assert hear() == "up"
         play(comm)
         return
     peer = start(deed)
-    while (line := peer.stdout.readline().strip()) not in ("", "done"):
-        WORLD.send(line, dest=0)
-    assert line == "done", peer.wait(60)
-    assert peer.wait(60) == 0, "it did not hear that rank 0 leaves"
+    line = None
+    while line not in ("", "done"):
+        line = peer.stdout.readline().strip()
+        WORLD.send(line, 0, told[0])
+    ended(peer, line)
+
+
+# Of rank 1 to rank 0, the tag: what one check leaves unheard is not another's.
+told = [0]
+
+
+def hear():
+    """What the peer says next."""
+    return WORLD.recv(source=1, tag=told[0])
 
 
 def check_eager(comm):
@@ -163,7 +185,7 @@ def check_receiver_first(comm):
 
 def check_attributes(comm):
     def play(comm):
-        expected = sorted((ATTRIBUTES | pair for pair in json.loads(WORLD.recv(source=1))), key=str)
+        expected = sorted((ATTRIBUTES | pair for pair in json.loads(hear())), key=str)
         found = [each.attributes() for each in gc.get_objects() if isinstance(each, _rdma.QueuePair)]
         assert all(pair["max_recv_wr"] >= LEAST_RECEIVES for pair in found), found
         assert sorted(({name: pair[name] for name in expected[0]} for pair in found), key=str) == expected
@@ -184,7 +206,7 @@ def check_another_rail_than_the_carrier_down(comm):
 def check_the_carrier_down(comm):
     def play(comm):
         request = comm.Isend(data(100003, 50), 1, 50)
-        assert WORLD.recv(source=1) == "stopped"
+        assert hear() == "stopped"
         for tag in (51, 52, 53):
             comm.Send(data(17 * tag, tag), 1, tag)
         receive(comm, 60, 50021, 60)
@@ -237,7 +259,7 @@ def refused(comm, deed, text):
     """Rank 0 refuses the peer and says so in its log; the communicator goes on as if nothing had been."""
     if RANK == 1:
         peer = start(deed)
-        assert peer.stdout.readline() == "done\n", peer.wait(60)
+        ended(peer, peer.stdout.readline().strip())
         WORLD.Barrier()
     else:
         logged = Warnings()
