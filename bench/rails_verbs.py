@@ -22,10 +22,12 @@ from hetccl._rdma import RdmaPort
 from hetccl._verbs_trial import Trial
 
 SIZES = (65536, 1 << 20, 4 << 20)
-ROUNDS = 7
+ROUNDS = 5
 LIMIT_S = 60
 PING_PONGS = 2000
 PING_NBYTES = 8
+# Columns of what perftest prints.
+BW_AVERAGE, LAT_MEDIAN = 3, 4
 # What Trial.ping_pong() times together.
 ROUNDS_TIMED = 4
 
@@ -85,8 +87,17 @@ class Peer:
             raise RuntimeError(f"the other process said {answered!r}, not {expected!r}")
 
 
-def perftest(program, devices, gid_index, *options):
-    """The columns of the last line that a perftest program prints."""
+def perftest(program, devices, gid_index, column, *options):
+    """A figure, by its column, of the last line that a perftest program prints."""
+    for _ in range(5):
+        figure = perftest_once(program, devices, gid_index, *options)[column]
+        # Seen in the emulated machine: a run that prints 0. Why is not known; such a run is left out.
+        if figure > 0:
+            return figure
+    raise RuntimeError(f"{program} measures nothing here")
+
+
+def perftest_once(program, devices, gid_index, *options):
     common = [program, "-x", str(gid_index), "-F", *options]
     server = subprocess.Popen([*common, "-d", devices[1]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -125,15 +136,15 @@ def main():
         for _ in range(ROUNDS):
             ns = end.trial.stream(end.mr, nbytes, count_of(nbytes), *place, LIMIT_S)
             ours.append(nbytes * count_of(nbytes) / (1 << 20) / (ns / 1e9))
-            row = perftest("ib_write_bw", devices, gid_index, "-s", str(nbytes), "-n", str(count_of(nbytes)))
-            theirs.append(row[3])
+            size = "-s", str(nbytes), "-n", str(count_of(nbytes))
+            theirs.append(perftest("ib_write_bw", devices, gid_index, BW_AVERAGE, *size))
         say(f"{nbytes:9} bytes, MiB/s", "ib_write_bw", ours, theirs)
     ours, theirs = [], []
     for _ in range(ROUNDS):
         peer.ask("ping", "ping")
         ours.append(float(np.median(end.ping_pong(True))) / ROUNDS_TIMED / 2000)
-        row = perftest("ib_write_lat", devices, gid_index, "-s", str(PING_NBYTES), "-n", str(PING_PONGS))
-        theirs.append(row[4])
+        size = "-s", str(PING_NBYTES), "-n", str(PING_PONGS)
+        theirs.append(perftest("ib_write_lat", devices, gid_index, LAT_MEDIAN, *size))
     say(f"{PING_NBYTES:9} bytes, us   ", "ib_write_lat", ours, theirs)
     peer.process.stdin.close()
     peer.process.wait()
