@@ -51,7 +51,7 @@ def compare_rails(comms, devices, rounds):
 
 def rail_alone(device):
     """A function that times the ping-pong of writes on a queue pair of its own; us one way."""
-    end = rails_verbs.End(device, int(rdma.GID_INDEX))
+    end = rails_verbs.End(device, rdma.GID_INDEX)
     end.connect(WORLD.allgather(end.record())[1 - WORLD.rank])
 
     def once():
@@ -69,27 +69,29 @@ def compare_latency(comm, firsts, rounds):
     for _ in range(rounds):
         found["rail alone"].append(alone())
         for name, more in (("ib_write_lat", ()), ("ib_write_lat -I 0", ("-I", "0"))):
-            ours, theirs = rdma.with_perftest(
-                lambda: rdma.latency(comm), "ib_write_lat", 4, firsts, (*options, *more)
-            )
+            ours, theirs = rdma.with_perftest(lambda: rdma.latency(comm), "ib_write_lat", 4, firsts, (*options, *more))
             found[name].append(theirs)
         found["Send and Recv"].append(ours)
     return found
 
 
-def print_all(rows, latencies, devices):
-    print("| bytes | 1 rail, MiB/s | 2 rails, MiB/s | ratio | packets of " + ", ".join(devices) + " |\n|---|---|---|---|---|")
-    for row in rows:
-        one, two = statistics.median(row["one"]), statistics.median(row["two"])
-        ratios = [b / a for a, b in zip(row["one"], row["two"])]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        print(f"| {row['nbytes']} | {one:.1f} | {two:.1f} | {spread} | {', '.join(map(str, row['packets']))} |")
+def median_and_spread(ours, theirs):
+    """Of the rounds' ratios: "1.02 (0.95-1.10)"."""
+    ratios = [mine / other for mine, other in zip(ours, theirs)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def print_rails(row):
+    one, two = statistics.median(row["one"]), statistics.median(row["two"])
+    ratio = median_and_spread(row["two"], row["one"])
+    packets_sent = ", ".join(map(str, row["packets"]))
+    print(f"| {row['nbytes']} | {one:.1f} | {two:.1f} | {ratio} | {packets_sent} |", flush=True)
+
+
+def print_latencies(found):
     print("\n| 8 bytes, one way | us | to ib_write_lat |\n|---|---|---|")
-    base = latencies["ib_write_lat"]
-    for name, times in latencies.items():
-        ratios = [mine / other for mine, other in zip(times, base)]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        print(f"| {name} | {statistics.median(times):.1f} | {spread} |")
+    for name, times in found.items():
+        print(f"| {name} | {statistics.median(times):.1f} | {median_and_spread(times, found['ib_write_lat'])} |")
 
 
 def main():
@@ -100,10 +102,19 @@ def main():
     args = parser.parse_args()
     devices = [names.split(",") for names in args.devices]
     comms = [build(devices[WORLD.rank], rails) for rails in (1, 2)]
-    rows = list(compare_rails(comms, devices[0] + devices[1], args.rounds))
+    every = devices[0] + devices[1]
+    if WORLD.rank == 0:
+        print(
+            f"| bytes | 1 rail, MiB/s | 2 rails, MiB/s | ratio | packets of {', '.join(every)} |\n|---|---|---|---|---|"
+        )
+    rows = []
+    for row in compare_rails(comms, every, args.rounds):
+        rows.append(row)
+        if WORLD.rank == 0:
+            print_rails(row)
     latencies = compare_latency(comms[0], [names[0] for names in devices], args.rounds)
     if WORLD.rank == 0:
-        print_all(rows, latencies, devices[0] + devices[1])
+        print_latencies(latencies)
         if args.json:
             args.json.write_text(json.dumps({"rails": rows, "latency": latencies}))
     for comm in comms:
