@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import time
 
 import numpy as np
@@ -120,6 +119,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--devices", default="rxe0,rxe1")
     parser.add_argument("--json")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="of messages, against perftest")
     parser.add_argument("--only", choices=("perftest", "allreduce"))
     args = parser.parse_args()
     devices = args.devices.split(",")
@@ -127,7 +127,7 @@ def main():
     if WORLD.rank == 0:
         print("| what | hetccl | peer | ratio |\n|---|---|---|---|")
     rounds = range(args.rounds)
-    for nbytes in SIZES if args.only != "allreduce" else ():
+    for nbytes in args.sizes if args.only != "allreduce" else ():
         count = str(windows(nbytes) * WINDOW)
         options = ("-s", str(nbytes), "-n", count, "-t", str(WINDOW))
         pairs = [
