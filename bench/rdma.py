@@ -98,10 +98,8 @@ class Table:
         ratios = [mine / other for mine, other in zip(ours, theirs)]
         row = [statistics.median(values) for values in (ours, theirs, ratios)]
         self.rows.append((what, unit, peer, *row, min(ratios), max(ratios)))
-        print(
-            f"| {what} | {row[0]:.1f} {unit} | {peer} {row[1]:.1f} | {row[2]:.2f} ({min(ratios):.2f}-{max(ratios):.2f}) |"
-        )
-        sys.stdout.flush()
+        ratio = f"{row[2]:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        print(f"| {what} | {row[0]:.1f} {unit} | {peer} {row[1]:.1f} | {ratio} |", flush=True)
 
 
 def with_perftest(measure, program, column, devices, options):
