@@ -37,9 +37,9 @@ def packets(devices):
     return [int((COUNTERS / device / "ports/1/hw_counters/sent_pkts").read_text()) for device in devices]
 
 
-def compare_rails(comms, devices, rounds):
+def compare_rails(comms, devices, sizes, rounds):
     """Yield, for each size, {"nbytes", "one", "two": MiB/s of each round, "packets": of each device, two rails}."""
-    for nbytes in SIZES:
+    for nbytes in sizes:
         row = {"nbytes": nbytes, "one": [], "two": [], "packets": [0] * len(devices)}
         for _ in range(rounds):
             row["one"].append(rdma.bandwidth(comms[0], nbytes))
@@ -99,6 +99,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--devices", nargs=2, default=["rxe0,rxe2", "rxe1,rxe3"], help="of rank 0, of rank 1")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="of messages, one rail against two")
     args = parser.parse_args()
     devices = [names.split(",") for names in args.devices]
     comms = [build(devices[WORLD.rank], rails) for rails in (1, 2)]
@@ -108,7 +109,7 @@ def main():
             f"| bytes | 1 rail, MiB/s | 2 rails, MiB/s | ratio | packets of {', '.join(every)} |\n|---|---|---|---|---|"
         )
     rows = []
-    for row in compare_rails(comms, every, args.rounds):
+    for row in compare_rails(comms, every, args.sizes, args.rounds):
         rows.append(row)
         if WORLD.rank == 0:
             print_rails(row)
