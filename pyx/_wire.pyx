@@ -281,16 +281,19 @@ cdef class Wire(Polled):
             raise ValueError(f"index: rank {peer} has no rail {index}")
         return arrived_record(&arrived)
 
-    def resume(self, int peer, int index, got):
+    def resume(self, int peer, int index, got, str text not None=""):
         """Both sides have closed the rail: repeat over the others what the peer has not got.
 
         got    : dict, what the peer's close_rail() said; comes from the network
+        text   : why the peer has closed it, for describe()
         Raises : ValueError (no such dict, no such rail). If no rail is left, the peer's traffic fails.
         """
         cdef hetccl_wire_peer_t* state = self.peer_of(peer)
         cdef hetccl_wire_arrived_t arrived
         cdef bint is_there = False
         arrived_read(got, &arrived)
+        # Before the traffic can fail: whoever waits for it asks at once.
+        self.texts[peer, index] = text
         with nogil:
             self.lock()
             is_there = state.state >= HETCCL_WIRE_READY and 0 <= index < state.nrails
@@ -311,8 +314,9 @@ cdef class Wire(Polled):
             return f"{who} cannot be reached: {self.texts[peer]}"
         if state >= HETCCL_WIRE_LOST:
             reasons = [self.texts[peer]] if peer in self.texts else []
-            reasons += [rail_text(rail) for rail in rails if rail.fault()]
-            return f"the connection to {who} was lost: {'; '.join(reasons)}"
+            reasons += [rail_text(rail) if rail.fault() else self.texts.get((peer, index), "")
+                        for index, rail in enumerate(rails)]
+            return f"the connection to {who} was lost: {'; '.join(filter(None, reasons))}"
         if state < HETCCL_WIRE_READY:
             return f"{who} is not connected"
         return f"{who} is connected: {'; '.join(map(rail_text, rails))}"

@@ -410,8 +410,9 @@ class Pair:
         if index in self._resumed:
             raise HandshakeError(f"rail {index} goes down twice")
         self._resumed.add(index)
-        self._close_rail(index, f"{self.name} closed it: {text}")
+        why = f"{self.name} closed it: {text}"
+        self._close_rail(index, why)
         try:
-            self.group.wire.resume(self.peer, index, state)
+            self.group.wire.resume(self.peer, index, state, why)
         except FAULTS as error:
             raise HandshakeError(f"rail {index} cannot be resumed: {error}") from error

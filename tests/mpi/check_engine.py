@@ -387,5 +387,44 @@ def check_eight_threads(comm):
     assert not errors, errors
 
 
+def other_is_through(peer, tag):
+    """Tell the other rank by MPI, and wait for its word, without a call of hetccl."""
+    WORLD.Send(np.zeros(0), peer, tag)
+    deadline = time.monotonic() + 20
+    while not WORLD.Iprobe(peer, tag):
+        assert time.monotonic() < deadline, f"rank {peer} waits for what this rank holds"
+        time.sleep(1e-3)
+    WORLD.Recv(np.zeros(0), peer, tag)
+
+
+def check_a_send_completes_while_its_receiver_computes(comm):
+    """Its receive is posted, and then the receiver calls hetccl no more."""
+    data = np.arange(1 << 20) + 1.0
+    if RANK == 0:
+        comm.Send(data, LAST, 1)
+        other_is_through(LAST, 1)
+    elif RANK == LAST:
+        out = np.zeros(1 << 20)
+        request = comm.Irecv(out, 0, 1)
+        other_is_through(0, 1)
+        request.Wait()
+        equal(out, data)
+
+
+def check_sends_that_are_complete_arrive(comm):
+    """However little the receiver took in meanwhile, and though the sender calls hetccl no more."""
+    if RANK == 0:
+        for number in range(14):
+            comm.Send(np.full(1500, float(number)), LAST, 2)
+        other_is_through(LAST, 2)
+    elif RANK == LAST:
+        time.sleep(LATE_S)
+        out = np.zeros(1500)
+        for number in range(14):
+            comm.Recv(out, 0, 2)
+            equal(out, np.full(1500, float(number)))
+        other_is_through(0, 2)
+
+
 if __name__ == "__main__":
     run_checks(globals())

@@ -127,6 +127,33 @@ def kill(report, collective, count):
     attempt(report, comm, survivors, forever(call))
 
 
+def kill_idle(report, collective, count):
+    """A rank is killed while no rank is in a call; the others call afterwards."""
+    comm = make_comm()
+    call = call_of(comm, collective, int(count))
+    call()
+    WORLD.Barrier()
+    survivors = [rank for rank in range(SIZE) if rank != VICTIM]
+    if RANK == VICTIM:
+        mark_event()
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1)
+    attempt(report, comm, survivors, call)
+
+
+def kill_waited_for(report, collective, count):
+    """A rank is killed after the others have begun to wait for it, and sleep."""
+    comm = make_comm()
+    call = call_of(comm, collective, int(count))
+    call()
+    survivors = [rank for rank in range(SIZE) if rank != VICTIM]
+    if RANK == VICTIM:
+        time.sleep(2)
+        mark_event()
+        os.kill(os.getpid(), signal.SIGKILL)
+    attempt(report, comm, survivors, call)
+
+
 def kill_before_building(report):
     """A rank is killed while the others build the communicator."""
     survivors = [rank for rank in range(SIZE) if rank != VICTIM]

@@ -1,5 +1,6 @@
 """The other ways through the engine give the same results: two copies instead of one, small rings, sleeping at once,
-checking every call, and every algorithm that a communicator would not choose for these ranks by itself."""
+checking every call, TCP instead of shared memory, and every algorithm that a communicator would not choose for these
+ranks by itself."""
 
 import pytest
 
@@ -14,6 +15,10 @@ WAYS = {
     "small-rings": {"HETCCL_SINGLE_COPY": "off", "HETCCL_RING_BYTES": "1024"},
     "sleeping": {"HETCCL_SPIN_US": "0"},
     "checked": {"HETCCL_CHECK": "1"},
+    "tcp": {"HETCCL_TRANSPORT": "tcp"},
+    "tcp-sleeping": {"HETCCL_TRANSPORT": "tcp", "HETCCL_SPIN_US": "0"},
+    # 96 bytes go eagerly: nearly all messages are asked for by their receivers.
+    "tcp-small-cells": {"HETCCL_TRANSPORT": "tcp", "HETCCL_EAGER_BYTES": "96", "HETCCL_TCP_CONNECTIONS": "4"},
 }
 ALGORITHMS = sorted({name for collective in steps.COLLECTIVES for name in algorithms(collective)})
 

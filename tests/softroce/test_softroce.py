@@ -13,13 +13,17 @@ MEMORY = Item("softroce/check_memory.py", "AA", VERBS)
 TWO_NODES = Machine(nics=1, nodes=2, timeout=1000)
 REDUCE = Item("mpi/check_reduce.py", "AB", VERBS)
 MIXED = Item("mpi/check_reduce.py", "ABCD", (), machine=TWO_NODES)
+# Rails between two pairs of devices.
+FAULTS_MACHINE = Machine(nics=4, timeout=3600)
+FAULTS = Item("softroce/check_faults.py", "AA", VERBS, 1200, FAULTS_MACHINE)
+KILLS = Item("softroce/check_kills.py", timeout=1200, machine=FAULTS_MACHINE)
 PROGRAMS = ("ops", "p2p", "semantics", "semantics_comms", "semantics_ops", "semantics_p2p", "semantics_requests")
 ENGINE = tuple(
     Item(f"mpi/check_{program}.py", "AAB", VERBS, 400, Machine(timeout=3600)) for program in (*PROGRAMS, "engine")
 )
 MIX = tuple(Item(f"mpi/check_{program}.py", "ABA", (), 400, TWO_NODES._replace(timeout=3600)) for program in PROGRAMS)
-ITEMS = (RAILS, RAILS_LONG, MEMORY, REDUCE, MIXED, *ENGINE, *MIX)
-LONG = {RAILS_LONG, *ENGINE, *MIX}
+ITEMS = (RAILS, RAILS_LONG, MEMORY, REDUCE, MIXED, FAULTS, KILLS, *ENGINE, *MIX)
+LONG = {RAILS_LONG, FAULTS, KILLS, *ENGINE, *MIX}
 CASES = [
     pytest.param(item, name, marks=[pytest.mark.rdma] if item in LONG else [], id=f"{item}-{name}")
     for item in ITEMS

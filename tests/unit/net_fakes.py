@@ -143,10 +143,10 @@ class Wire:
         self.note("close_rail", peer, index)
         return {"cells": [index, self.rank], "of": peer}
 
-    def resume(self, peer, index, state):
+    def resume(self, peer, index, state, text):
         if "bad" in state:
             raise ValueError("no such state")
-        self.note("resume", peer, index, state)
+        self.note("resume", peer, index, state, text)
 
     def flush(self, seconds):
         self.note("flush", seconds)

@@ -96,7 +96,7 @@ def test_a_peer_written_from_the_document(kind, me):
         assert control.hear() == (ENTERED, {"question": 77, "entered": 3, "call": 9})
         control.say(RAIL_DOWN, rail=1, state={"x": 5}, text="gone")
         assert control.hear()[1]["state"] == {"cells": [1, 1], "of": me}
-        assert wire.until("resume", me)[2:] == (1, {"x": 5})
+        assert wire.until("resume", me)[2:4] == (1, {"x": 5})
         control.say(FAULT, reason=3, reporter=me, culprit=1)
         wire.until("break_off", 3, me, 1)
         assert control.hear() == (FAULT, {"reason": 3, "reporter": me, "culprit": 1})

@@ -1,5 +1,6 @@
 """What the tests of wires share: wires of one process, joined by TCP rails over socket pairs, and their mailboxes."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -72,6 +73,22 @@ class Net:
             plug.close()
         for wire in self.wires:
             wire.close()
+
+
+@contextlib.contextmanager
+def nets():
+    """Function: Net's arguments -> Net, closed at the end."""
+    made = []
+
+    def make(*args, **settings):
+        made.append(Net(*args, **settings))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for net in made:
+            net.close()
 
 
 def resources():

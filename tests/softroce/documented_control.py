@@ -1,0 +1,67 @@
+"""The control connection of docs/wire-protocol.md, chapter 2, as a client: written from the document alone."""
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+
+REFUSED, RECORD, READY, BYE, FAULT, ASK_ENTERED, ENTERED, RAIL_DOWN = range(1, 9)
+SECONDS = 30
+
+
+def h(key, label, text):
+    return hmac.new(key, label.encode() + b"\0" + text, hashlib.sha256).digest()
+
+
+class Refusal(Exception):
+    """The server's status is not 0."""
+
+
+class Control:
+    """A connection whose handshake is done.
+
+    secret : bytes     address : (host, port)     sender, receiver, ranks : int
+    """
+
+    def __init__(self, secret, address, sender, receiver, ranks, version=1):
+        self.sock = socket.create_connection(address, SECONDS)
+        key = h(secret, "handshake", b"")
+        hello = b"hetccl\r\n" + struct.pack("<HBBIIIII", version, 1, 0, sender, receiver, ranks, 0, 0)
+        hello += h(secret, "communicator", b"")[:16] + bytes(16) + os.urandom(32)
+        self.sock.sendall(hello)
+        answer = self.read(80)
+        if answer[10]:
+            raise Refusal(answer[10], struct.unpack_from("<H", answer, 8)[0])
+        assert answer[48:] == h(key, "server", hello + answer[:48]), "the server's proof is wrong"
+        self.sock.sendall(h(key, "client", hello + answer))
+        self.mine = h(key, "client frames", hello + answer)
+        self.theirs = h(key, "server frames", hello + answer)
+        self.said = self.heard = 0
+
+    def read(self, nbytes):
+        data = b""
+        while len(data) < nbytes:
+            more = self.sock.recv(nbytes - len(data))
+            if not more:
+                raise ConnectionError(f"the rank closed the control connection after {len(data)} of {nbytes} bytes")
+            data += more
+        return data
+
+    def say(self, kind, /, **members):
+        body = json.dumps(members).encode()
+        frame = struct.pack("<IHHQ", len(body), kind, 0, self.said) + body
+        self.said += 1
+        self.sock.sendall(frame + h(self.mine, "frame", frame))
+
+    def hear(self, *kinds):
+        """The next frame, which must be one of the types: (type, body)."""
+        head = self.read(16)
+        nbytes, kind, zero, number = struct.unpack("<IHHQ", head)
+        body = self.read(nbytes)
+        assert (zero, number) == (0, self.heard)
+        assert self.read(32) == h(self.theirs, "frame", head + body)
+        self.heard += 1
+        assert kind in kinds, f"frame of type {kind} instead of {kinds}: {body}"
+        return kind, json.loads(body)

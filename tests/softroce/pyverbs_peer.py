@@ -1,0 +1,163 @@
+"""Rank 1 of a communicator of two, written from docs/wire-protocol.md with pyverbs: without a line of hetccl's.
+
+Usage: pyverbs_peer.py DEED < JSON {"secret" (hexadecimal), "address" [host, port], "cards" [for each rail: device, gid,
+gid_index]}. Says "up" when the pair is connected, then does the deed, then "done"; a failed assertion ends it with
+status 1. check_pyverbs.py is the other side.
+"""
+
+import json
+import sys
+
+from documented_control import BYE, FAULT, READY, RECORD, Control, Refusal
+from documented_rails import CTS, EAGER, FIN, RTS, Side, immediate
+
+ME, RANK, RANKS = 1, 0, 2
+SHAPE = 8, 1024
+
+
+def data(nbytes, seed):
+    return bytes((131 * i + 17 * (i >> 8) + 29 * seed) & 255 for i in range(nbytes))
+
+
+def expect_eager(side, tag, nbytes, seed):
+    cell = side.take_cell(1)
+    assert (cell.kind, cell.tag, cell.nbytes) == (EAGER, tag, nbytes), cell
+    assert cell.payload == data(nbytes, seed)
+
+
+def eager(side):
+    for seed, nbytes in enumerate((0, 1, 7, side.shape.eager)):
+        expect_eager(side, 10 + seed, nbytes, seed)
+    for seed, nbytes in enumerate((0, 1, 33, side.remote.eager)):
+        side.send_eager(1, 20 + seed, data(nbytes, seed))
+
+
+def credits(side):
+    for seed in range(100):
+        expect_eager(side, 30, seed, seed)
+    for seed in range(100):
+        side.send_eager(1, 31, data(seed, seed))
+    assert side.credits >= 5
+
+
+def announced(side):
+    cell = side.take_cell(1)
+    assert (cell.kind, cell.tag, cell.nbytes) == (RTS, 40, 300007), cell
+    assert side.receive(1, cell, (1, 100003)) == data(300007, 1)
+    seq = side.announce(1, 41, 700001)
+    side.serve(1, seq, 41, data(700001, 2))
+
+
+def synchronous(side):
+    for tag, nbytes in ((42, 5), (43, 0)):
+        cell = side.take_cell(1)
+        assert (cell.kind, cell.tag, cell.nbytes) == (RTS, tag, nbytes), cell
+        assert side.receive(1, cell) == data(nbytes, tag)
+    for tag, nbytes in ((44, 5), (45, 0)):
+        assert side.serve(1, side.announce(1, tag, nbytes), tag, data(nbytes, tag)) == 1
+
+
+def out_of_order(side):
+    first, second = side.take_cell(1), side.take_cell(1)
+    assert (first.tag, second.tag) == (50, 51)
+    assert side.receive(1, second) == data(50021, 51)
+    assert side.receive(1, first, (33333,)) == data(100003, 50)
+    first, second = side.announce(1, 60, 100003), side.announce(1, 61, 90001)
+    side.serve(1, second, 61, data(90001, 61))
+    side.serve(1, first, 60, data(100003, 60))
+
+
+def many_pieces(side):
+    """More CTS entries than there are places."""
+    cell = side.take_cell(1)
+    assert side.receive(1, cell, range(0, cell.nbytes, 1000)) == data(150001, 3)
+    assert side.lanes[1].cts_filled == 151
+
+
+def receiver_first(side):
+    """Collectives, whose receiver asks before anything is announced; then this side does."""
+    lane, nbytes = side.lanes[0], 100003
+    side.until(lambda: lane.asks)
+    tag = lane.asks[0].tag
+    assert lane.asks[0].total == nbytes, lane.asks[0]
+    side.serve(0, lane.seq, tag, data(nbytes, 1))  # no cell
+    lane.seq += 1
+    side.until(lambda: lane.asks)
+    tag = lane.asks[0].tag
+    seq = side.announce(0, tag, nbytes)  # crosses
+    side.serve(0, seq, tag, data(nbytes, 2))
+    cell = side.take_cell(0)
+    assert (cell.kind, cell.nbytes, cell.seq) == (RTS, nbytes, 0), cell
+    assert side.receive(0, cell) == data(nbytes, 3)
+    # The tag's upper 27 bits number the collectives.
+    position = side.ask(0, 1, cell.tag + 32, nbytes, 0, nbytes, 0)
+    side.send_eager(1, 70, b"")
+    side.until(lambda: side.is_complete(0, position))
+    assert side.memory[side.landing : side.landing + nbytes] == data(nbytes, 4)
+    assert lane.cells_arrived == 1
+
+
+def wrong_position(side):
+    side.put_cell(1, 1, EAGER, 0, position=5)
+
+
+def fin_for_nothing(side):
+    side.write(b"", side.address, side.rkeys[0], immediate(FIN, 1, 3))
+
+
+def ask_for_nothing(side):
+    """A message that was never begun."""
+    side.ask(1, 7, 1, 100000, 0, 100000, 0)
+
+
+def ask_out_of_turn(side):
+    side.write(b"", side.address, side.rkeys[0], immediate(CTS, 1, 2))
+
+
+BREACHES = (wrong_position, fin_for_nothing, ask_for_nothing, ask_out_of_turn)
+DEEDS = {
+    deed.__name__: deed
+    for deed in (
+        eager,
+        credits,
+        announced,
+        synchronous,
+        out_of_order,
+        many_pieces,
+        receiver_first,
+        *BREACHES,
+    )
+}
+
+# deed: (secret or None for the right one, version, status of the answer)
+REFUSALS = {"wrong_version": (None, 2, 1), "wrong_secret": (bytes(16), 1, 2)}
+
+
+def main(deed):
+    told = json.load(sys.stdin)
+    secret, where = bytes.fromhex(told["secret"]), tuple(told["address"])
+    if deed in REFUSALS:
+        other, version, status = REFUSALS[deed]
+        try:
+            Control(other or secret, where, ME, RANK, RANKS, version)
+        except Refusal as refusal:
+            assert refusal.args == (status, 1)
+            print("done", flush=True)
+        return
+    control = Control(secret, where, ME, RANK, RANKS)
+    record = control.hear(RECORD)[1]
+    side = Side(told["cards"], SHAPE)
+    control.say(RECORD, **side.record())
+    side.connect(record)
+    control.say(READY)
+    control.hear(READY)
+    print("up", flush=True)
+    DEEDS[deed](side)
+    print("done", flush=True)
+    if DEEDS[deed] in BREACHES:
+        assert control.hear(FAULT)[1] == {"reason": 5, "reporter": RANK, "culprit": ME}
+    control.hear(BYE)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
