@@ -83,8 +83,8 @@ def cards(network):
 
 
 def against(comm, deed, play):
-    """Rank 0 plays once the peer is connected; rank 1 watches the peer, and tells rank 0 what it says, "" at its end."""
-    told[0] += 1
+    """Rank 0 plays once the peer is connected; rank 1 watches the peer, and tells rank 0 what it says, "" at an end."""
+    begun[0] += 1
     if RANK == 0:
         assert hear() == "up"
         play(comm)
@@ -93,17 +93,17 @@ def against(comm, deed, play):
     line = None
     while line not in ("", "done"):
         line = peer.stdout.readline().strip()
-        WORLD.send(line, 0, told[0])
+        WORLD.send(line, 0, begun[0])
     ended(peer, line)
 
 
-# Of rank 1 to rank 0, the tag: what one check leaves unheard is not another's.
-told = [0]
+# How many peers; tells apart what they say, for a check that fails leaves some of it unheard.
+begun = [0]
 
 
 def hear():
     """What the peer says next."""
-    return WORLD.recv(source=1, tag=told[0])
+    return WORLD.recv(source=1, tag=begun[0])
 
 
 def check_eager(comm):
