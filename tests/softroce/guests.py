@@ -20,7 +20,7 @@ class Machine(NamedTuple):
 
     nics: int = 2
     nodes: int = 1
-    timeout: int = 400
+    timeout: int = 900
 
 
 class Item(NamedTuple):
