@@ -25,7 +25,7 @@ ENGINE = tuple(
 )
 MIX = tuple(Item(f"mpi/check_{program}.py", "ABA", (), 400, TWO_NODES._replace(timeout=3600)) for program in PROGRAMS)
 ITEMS = (RAILS, RAILS_LONG, MEMORY, PYVERBS, REDUCE, MIXED, FAULTS, KILLS, *ENGINE, *MIX)
-LONG = {RAILS_LONG, FAULTS, KILLS, *ENGINE, *MIX}
+LONG = {RAILS_LONG, MIXED, FAULTS, KILLS, *ENGINE, *MIX}
 
 
 def is_long(item, name):
