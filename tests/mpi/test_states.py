@@ -1,8 +1,9 @@
-"""A peer ends or stops in each state of the protocol between ranks that share no memory, here over TCP: what has arrived
-counts, and the other rank's call ends with an error that names it, in bounded time."""
+"""Over TCP: a peer ends or stops in each state of the protocol between ranks that share no memory. What has arrived
+counts, and the other rank's call ends with an error that names it, in bounded time. Programs end in many ways."""
 
 import pytest
 
+import launch
 from mpi import jobs
 
 # The time-out is far above the bound, so that it is not what ends the wait.
@@ -16,16 +17,33 @@ KILLED = (
     "writes_begun", "writes_half", "writes_the_last", "written", "both_ways",
 )  # fmt: skip
 STOPPED = ("stopped", "stopped_and_sent_to")
+EXITS = ("freed", "plain", "deleted", "cycle", "many", "finalize", "finalize_only", "sys_exit", "requests")
+ABORT = """
+    import threading
+    import numpy as np
+    from mpi4py import MPI
+    import hetccl
+
+    comm = hetccl.Comm(MPI.COMM_WORLD)
+    comm.Barrier()
+    if comm.rank == 0:
+        threading.Timer(0.5, comm.Abort, (7,)).start()
+    comm.Recv(np.zeros(3), 1 - comm.rank)
+    print("never reached")
+"""
+
+
+TCP = (("HETCCL_TRANSPORT", "tcp"),)
 
 
 def spec(state, timeout=TIME_OUT):
-    env = (("HETCCL_TRANSPORT", "tcp"), ("HETCCL_TIMEOUT", timeout))
-    return jobs.Spec("prog_states.py", "AA", (state,), env, keep_alive=True)
+    return jobs.Spec("prog_states.py", "AA", (state,), (*TCP, ("HETCCL_TIMEOUT", timeout)), keep_alive=True)
 
 
 @pytest.fixture(scope="module")
 def pool(request):
-    running = jobs.Pool(item.callspec.params["job"] for item in request.session.items if item.path == request.path)
+    items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    running = jobs.Pool(item.callspec.params["job"] for item in items)
     yield running
     running.close()
 
@@ -63,3 +81,18 @@ def test_peer_killed_before_it_is_connected(pool, job):
 def test_stopped_peer(pool, job):
     """It is not dead: only the time-out ends the wait."""
     ended(pool[job], "CommTimeout", NOTICED_S + float(SHORT))
+
+
+@pytest.mark.parametrize("job", [jobs.Spec("prog_exit.py", "AAB", (how,), TCP) for how in EXITS], ids=str)
+def test_end_of_a_program(pool, job):
+    """With a live communicator, connected or not: status 0 and no message."""
+    outcome = pool[job]
+    assert sorted(outcome.by_rank("reached")) == [0, 1, 2], outcome.text
+    assert outcome.job.returncode == 0 and not any(outcome.job.stderr), outcome.text
+
+
+def test_abort_in_another_thread():
+    """The whole job ends, though both ranks wait."""
+    job = launch.mpirun(2, ABORT, env=dict(TCP), check=False, timeout=60)
+    assert job.returncode == 7, job.report()
+    assert not any(job.stdout), job.report()
