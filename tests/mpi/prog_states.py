@@ -1,7 +1,7 @@
 """A process ends, or stops, in a given state of the protocol between two ranks that share no memory.
 
-Arguments are <report folder> <layout> <state>. Rank 0 is the victim, rank 1 survives and writes: {"took": messages
-that it got whole before the error}, and how its wait ended, as in prog_fail.py.
+Arguments are <report folder> <layout> <state> <log2 of a large message's elements>. Rank 0 is the victim, rank 1
+survives and writes: {"took": messages that it got whole before the error}, and how its wait ended, as in prog_fail.py.
 """
 
 import os
@@ -22,7 +22,7 @@ WORLD = MPI.COMM_WORLD
 RANK = WORLD.Get_rank()
 VICTIM, SURVIVOR = 0, 1
 TAG = 7
-SMALL, LARGE = 5, int(os.environ.get("STATES_COUNT", str(1 << 22)))
+SMALL, LARGE = 5, 1 << int(sys.argv[4])
 MESSAGES, LARGE_MESSAGES = 10, 8
 LIMIT_S = 30
 # So long both sides may work on what is possible in a state.
@@ -267,7 +267,7 @@ def written(comm):
         time.sleep(LIMIT_S)
 
     def deed(me):
-        threading.Thread(target=kill_at, args=(me, lambda: traffic("bytes") - before >= 1 << 16)).start()
+        threading.Thread(target=kill_at, args=(me, lambda: traffic("bytes") - before >= 1 << 12)).start()
         me.send(LARGE).Wait()
 
     return deed

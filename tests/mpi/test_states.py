@@ -37,7 +37,7 @@ TCP = (("HETCCL_TRANSPORT", "tcp"),)
 
 
 def spec(state, timeout=TIME_OUT):
-    return jobs.Spec("prog_states.py", "AA", (state,), (*TCP, ("HETCCL_TIMEOUT", timeout)), keep_alive=True)
+    return jobs.Spec("prog_states.py", "AA", (state, "22"), (*TCP, ("HETCCL_TIMEOUT", timeout)), keep_alive=True)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def ended(outcome, error, within_s):
 
 @pytest.mark.parametrize("job", [spec(state) for state in KILLED], ids=str)
 def test_killed_peer(pool, job):
-    outcome, (state,) = pool[job], job.args
+    outcome, state = pool[job], job.args[0]
     ended(outcome, "PeerError", NOTICED_S)
     took = outcome.by_rank("took")[SURVIVOR]["took"]
     assert took in ARRIVED.get(state, range(1)), f"{took} messages came whole"
