@@ -103,7 +103,7 @@ def faults(by_case, wanted, ranks):
 def run_alone(program, *args, timeout=120, env=None):
     """Run a program of this folder in one process without mpirun."""
     with tempfile.TemporaryDirectory() as folder:
-        environ = {name: value for name, value in os.environ.items() if not launch.FOREIGN.match(name)}
+        environ = launch.inherited()
         environ.update(PYTHONPATH=os.pathsep.join([str(launch.ROOT), environ.get("PYTHONPATH", "")]), **(env or {}))
         done = subprocess.run(
             [sys.executable, HERE / program, folder, "A", *args],
