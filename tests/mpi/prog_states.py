@@ -277,14 +277,18 @@ def both_ways(comm):
     """Large messages in both directions, several at once."""
     meet(comm)
     before = traffic("bytes")
-    outs = [np.empty(LARGE // 4, np.int64) for _ in range(4)]
-    receives = [comm.Irecv(out, 1 - RANK, TAG) for out in outs]
-    sends = [comm.Isend(values(seed, LARGE // 4), 1 - RANK, TAG) for seed in range(4)]
+
+    def exchange(me=None):
+        outs = [np.empty(LARGE // 4, np.int64) for _ in range(4)]
+        requests = [comm.Irecv(out, 1 - RANK, TAG) for out in outs]
+        requests += [comm.Isend(values(seed, LARGE // 4), 1 - RANK, TAG) for seed in range(4)]
+        hetccl.Request.Waitall(requests)
+
     if RANK == VICTIM:
         threading.Thread(target=lambda: (until(lambda: traffic("bytes") - before >= LARGE), die())).start()
-        hetccl.Request.Waitall(receives + sends)
+        exchange()
         time.sleep(LIMIT_S)
-    return lambda me: hetccl.Request.Waitall(receives + sends)
+    return exchange
 
 
 def stopped(comm):
