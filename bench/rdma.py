@@ -12,10 +12,10 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import time
 
 import numpy as np
+import rails_verbs
 from mpi4py import MPI
 
 SIZES = (4096, 65536, 262144, 1 << 20, 4 << 20)
@@ -23,8 +23,7 @@ WINDOW = 16
 TOTAL_BYTES = 16 << 20
 PING_PONGS, PING_BYTES = 500, 8
 REDUCED = (8, 4096, 65536, 1 << 20, 8 << 20)
-LIMIT_S = 60
-GID_INDEX = "1"
+GID_INDEX = 1
 WORLD = MPI.COMM_WORLD
 TAG, DONE = 1, 2
 
@@ -38,7 +37,7 @@ def build(devices):
 
 
 def windows(nbytes):
-    return max(2, min(50, TOTAL_BYTES // nbytes // WINDOW))
+    return max(2, min(20, TOTAL_BYTES // nbytes // WINDOW))
 
 
 def bandwidth(comm, nbytes):
@@ -87,24 +86,6 @@ def allreduce(comm, nbytes):
     return statistics.median(times[1:]) * 1e6
 
 
-def perftest(program, devices, *options):
-    """The columns of the last line that a perftest program prints; both of its sides run on this host."""
-    common = [program, "-x", GID_INDEX, "-F", *options]
-    server = subprocess.Popen([*common, "-d", devices[1]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(20):
-            time.sleep(0.3)
-            command = [*common, "-d", devices[0], "127.0.0.1"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-            if done.returncode == 0:
-                rows = [line.split() for line in done.stdout.splitlines() if line.strip()[:1].isdigit()]
-                return [float(column) for column in rows[-1]]
-        raise RuntimeError(f"{program}: {done.stdout}{done.stderr}")
-    finally:
-        server.kill()
-        server.wait()
-
-
 class Table:
     """Rows of (what, unit, ours, theirs) by round, printed by rank 0."""
 
@@ -117,14 +98,14 @@ class Table:
         ratios = [mine / other for mine, other in zip(ours, theirs)]
         row = [statistics.median(values) for values in (ours, theirs, ratios)]
         self.rows.append((what, unit, peer, *row, min(ratios), max(ratios)))
-        spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
-        print(f"| {what} | {row[0]:.1f} {unit} | {peer} {row[1]:.1f} | {row[2]:.2f} ({spread}) |", flush=True)
+        ratio = f"{row[2]:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        print(f"| {what} | {row[0]:.1f} {unit} | {peer} {row[1]:.1f} | {ratio} |", flush=True)
 
 
 def with_perftest(measure, program, column, devices, options):
     """(ours, theirs) of one round: perftest runs while the other rank sleeps in MPI."""
     ours = measure()
-    theirs = perftest(program, devices, *options)[column] if WORLD.rank == 0 else None
+    theirs = rails_verbs.perftest(program, devices, GID_INDEX, column, *options) if WORLD.rank == 0 else None
     request = WORLD.Ibarrier()
     while not request.Test():
         time.sleep(0.01)
@@ -136,6 +117,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--devices", default="rxe0,rxe1")
     parser.add_argument("--json")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="of messages, against perftest")
     parser.add_argument("--only", choices=("perftest", "allreduce"))
     args = parser.parse_args()
     devices = args.devices.split(",")
@@ -143,7 +125,7 @@ def main():
     if WORLD.rank == 0:
         print("| what | hetccl | peer | ratio |\n|---|---|---|---|")
     rounds = range(args.rounds)
-    for nbytes in SIZES if args.only != "allreduce" else ():
+    for nbytes in args.sizes if args.only != "allreduce" else ():
         count = str(windows(nbytes) * WINDOW)
         options = ("-s", str(nbytes), "-n", count, "-t", str(WINDOW))
         pairs = [

@@ -17,6 +17,12 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_init(pthread_mutex_t* mutex, void* attributes) noexcept
     int pthread_mutex_trylock(pthread_mutex_t* mutex) noexcept
 
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int us) noexcept
+
+cdef enum:
+    TRY_AGAIN_US = 20
+
 cdef extern from "hetccl/mr_cache.h" nogil:
     enum:
         HETCCL_MR_MEMLOCK
@@ -82,9 +88,10 @@ process_notes = &notes
 
 
 cdef void notes_lock() noexcept:
-    if pthread_mutex_trylock(&notes.lock) != 0:
+    # Never taken without the GIL: whoever comes back for the GIL with it would meet one who has the GIL and wants it.
+    while pthread_mutex_trylock(&notes.lock) != 0:
         with nogil:
-            pthread_mutex_lock(&notes.lock)
+            usleep(TRY_AGAIN_US)
 
 
 cdef void notes_unlock() noexcept:

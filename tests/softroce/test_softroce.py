@@ -11,6 +11,8 @@ VERBS = (("HETCCL_TRANSPORT", "verbs"),)
 MEMORY = Item("softroce/check_memory.py", "AA", VERBS)
 # Shared memory inside a node, verbs between the two: what the transports choose by themselves.
 TWO_NODES = Machine(nics=1, nodes=2, timeout=1000)
+PYVERBS = Item("softroce/check_pyverbs.py", "AA", VERBS)
+PYVERBS_SHORT = ("check_eager", "check_announced")
 REDUCE = Item("mpi/check_reduce.py", "AB", VERBS)
 MIXED = Item("mpi/check_reduce.py", "ABCD", (), machine=TWO_NODES)
 # Rails between two pairs of devices.
@@ -28,10 +30,16 @@ ENGINE = tuple(
     Item(f"mpi/check_{program}.py", "AAB", VERBS, 400, Machine(timeout=3600)) for program in (*PROGRAMS, "engine")
 )
 MIX = tuple(Item(f"mpi/check_{program}.py", "ABA", (), 400, TWO_NODES._replace(timeout=3600)) for program in PROGRAMS)
-ITEMS = (RAILS, RAILS_LONG, MEMORY, REDUCE, MIXED, FAULTS, KILLS, STATES, FAR_STATES, DEVICES, *ENGINE, *MIX)
+ITEMS = (RAILS, RAILS_LONG, MEMORY, PYVERBS, REDUCE, MIXED, FAULTS, KILLS, STATES, FAR_STATES, DEVICES, *ENGINE, *MIX)
 LONG = {RAILS_LONG, FAULTS, KILLS, STATES, FAR_STATES, DEVICES, *ENGINE, *MIX}
+
+
+def is_long(item, name):
+    return item in LONG or item == PYVERBS and name not in PYVERBS_SHORT
+
+
 CASES = [
-    pytest.param(item, name, marks=[pytest.mark.rdma] if item in LONG else [], id=f"{item}-{name}")
+    pytest.param(item, name, marks=[pytest.mark.rdma] if is_long(item, name) else [], id=f"{item}-{name}")
     for item in ITEMS
     for name in jobs.check_names(item.path)
 ]
