@@ -76,3 +76,6 @@ cdef class Rail:
 cdef class Port:
     cdef object __weakref__
     cdef hetccl_port_t* port             # in the subclass's own struct; NULL once closed
+
+
+cdef str breach_text(int code)

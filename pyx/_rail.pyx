@@ -4,6 +4,17 @@ Every method is called with the GIL. What touches the C structs of a rail that i
 mutex besides; _wire.Wire takes it around the calls here.
 """
 
+# enum hetccl_wire_breach; the names are docs/wire-protocol.md's.
+cdef tuple BREACHES = (
+    "", "CELL, a message's cell or its header", "CTS, a request for a piece", "FIN, the end of a piece",
+    "CREDIT, cells given back", "a frame of a data connection",
+)
+
+
+cdef str breach_text(int code):
+    """A fault of the kind HETCCL_FAULT_WIRE in words."""
+    return f"the peer broke the wire protocol: {BREACHES[code]}"
+
 
 cdef class Rail:
     """A way to write into one peer's memory; see _rdma.QueuePair and _tcp.TcpRail."""

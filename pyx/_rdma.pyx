@@ -17,7 +17,7 @@ from libc.string cimport memcpy, memset
 
 from hetccl._rail cimport (
     HETCCL_FAULT_DEVICE, HETCCL_FAULT_POST, HETCCL_FAULT_WC, HETCCL_FAULT_WIRE, HETCCL_RAIL_NEW, HETCCL_RAIL_UP, Port,
-    Rail, hetccl_rail_fault_t,
+    Rail, breach_text, hetccl_rail_fault_t,
 )
 from hetccl._rdma_device cimport device_opened, set_nonblocking
 from hetccl._verbs cimport (
@@ -250,7 +250,7 @@ cdef class QueuePair(Rail):
         if fault.kind == HETCCL_FAULT_POST:
             return f"{device} port {port} takes no more work: {error_text(fault.code)}"
         if fault.kind == HETCCL_FAULT_WIRE:
-            return f"the peer broke the wire protocol (breach {fault.code})"
+            return breach_text(fault.code)
         return event_text(fault.code, device, port) if fault.kind == HETCCL_FAULT_DEVICE else ""
 
     def attributes(self):

@@ -9,7 +9,7 @@ import socket
 
 from libc.stdlib cimport calloc, free
 
-from hetccl._rail cimport HETCCL_FAULT_SOCKET, HETCCL_FAULT_WIRE, Port, Rail, hetccl_rail_t
+from hetccl._rail cimport HETCCL_FAULT_SOCKET, HETCCL_FAULT_WIRE, Port, Rail, breach_text, hetccl_rail_t
 
 cdef extern from "<unistd.h>" nogil:
     int getpid()
@@ -146,7 +146,7 @@ cdef str _words(hetccl_rail_t* rail):
             return "the peer closed the connection"
         return os.strerror(rail.fault.code)
     if rail.fault.kind == HETCCL_FAULT_WIRE:
-        return f"the peer broke the wire protocol (breach {rail.fault.code})"
+        return breach_text(rail.fault.code)
     return ""
 
 

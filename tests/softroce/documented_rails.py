@@ -70,7 +70,8 @@ class Rail:
         attr = QPAttr(port_num=1)
         attr.qp_access_flags = e.IBV_ACCESS_REMOTE_WRITE
         self.qp = QP(self.pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=1), attr)
-        self.scratch = address
+        self.scratch, self.receives = address, receives
+        self.remote, self.stopped = None, False
         self.psn = int.from_bytes(os.urandom(3), "little")
         self.mtu = 128 << self.context.query_port(1).active_mtu
         self.posted = self.completed = 0
@@ -85,6 +86,7 @@ class Rail:
         return {"qpn": self.qp.qp_num, "psn": self.psn, "gid": self.card["gid"], "lid": 0, "mtu": self.mtu}
 
     def connect(self, remote):
+        self.remote = remote
         attr = QPAttr(port_num=1)
         attr.path_mtu = min(self.mtu, remote["mtu"]).bit_length() - 8
         attr.dest_qp_num, attr.rq_psn, attr.sq_psn = remote["qpn"], remote["psn"], self.psn
@@ -96,6 +98,19 @@ class Rail:
         attr.ah_attr = AHAttr(port_num=1, is_global=1, gr=route)
         self.qp.to_rtr(attr)
         self.qp.to_rts(attr)
+
+    def stop(self):
+        """Take the queue pair to ERR and everything back. Returns the immediate values that had come."""
+        self.stopped = True
+        self.qp.modify(QPAttr(qp_state=e.IBV_QPS_ERR), e.IBV_QP_STATE)
+        values, left, deadline = [], self.receives, time.monotonic() + SECONDS
+        while left:
+            assert time.monotonic() < deadline, f"{left} receives do not come back"
+            for wc in self.cq.poll(16)[1]:
+                if wc.status == e.IBV_WC_SUCCESS:
+                    values.append(socket.ntohl(wc.imm_data))
+                left -= 1
+        return values
 
     def post(self, source, nbytes, address, rkey, imm):
         pieces = [SGE(source, nbytes, self.mr.lkey)]
@@ -127,6 +142,8 @@ class Lane:
         self.seq = self.cells_filled = self.cells_freed = self.asks_arrived = 0
         self.cells_arrived = self.cells_emptied = self.cts_filled = 0
         self.asks = []
+        self.kept = {CELL: [], CTS: []}  # all that were filled: (where in the peer's inbox, bytes)
+        self.parts = []  # that were written: (rail, position, parts, part, address, bytes, key of each rail)
         self.open = {}  # position -> [parts, set of parts that have come]
 
 
@@ -142,7 +159,7 @@ class Side:
         receives = 2 * (self.shape.cells + 64 + 256 + 4)
         self.rails = [Rail(card, self.base, nbytes, receives) for card in cards]
         self.lanes = Lane(), Lane()
-        self.credits = 0
+        self.credits = self.carrier = 0
 
     def record(self):
         inbox = {"address": self.base, **self.shape._asdict(), "rkeys": [rail.mr.rkey for rail in self.rails]}
@@ -164,19 +181,31 @@ class Side:
     # Writing and noticing.
 
     def write(self, data, address, rkey, imm=None, rail=0):
-        """One write, and wait for its completion."""
+        """One write, and wait for its completion. It is lost if the rail has been stopped."""
         assert len(data) <= self.most
-        self.memory[self.source : self.source + len(data)] = data
         rail = self.rails[rail]
+        if rail.stopped:
+            return
+        self.memory[self.source : self.source + len(data)] = data
         rail.post(self.base + self.source, len(data), address, rkey, imm)
         self.until(lambda: rail.completed == rail.posted)
+
+    def carry(self, kind, cls, position, where=0, data=b""):
+        """Write a cell, an entry or a credit."""
+        rkey = self.rkeys[self.carrier]
+        self.write(data, self.address + where, rkey, immediate(kind, cls, position), self.carrier)
+
+    def fill(self, kind, cls, position, where, data):
+        """Write a cell or an entry and keep it."""
+        self.lanes[cls].kept[kind].append((where, data))
+        self.carry(kind, cls, position, where, data)
 
     def until(self, condition):
         deadline = time.monotonic() + SECONDS
         while not condition():
             assert time.monotonic() < deadline, "nothing came for too long"
             for rail in self.rails:
-                for value in rail.poll():
+                for value in [] if rail.stopped else rail.poll():
                     self.notice(value)
 
     def notice(self, imm):
@@ -214,8 +243,8 @@ class Side:
         room = -(-len(payload) // 32) * 32
         data = payload + bytes(room - len(payload)) + HEADER.pack(*header[:7])
         lane.cells_filled, lane.seq = position + 1, seq + 1
-        at = self.address + self.remote.cell(cls, position) + self.remote.cell_bytes - len(data)
-        self.write(data, at, self.rkeys[0], immediate(CELL, cls, position))
+        end = self.remote.cell(cls, position) + self.remote.cell_bytes
+        self.fill(CELL, cls, position, end - len(data), data)
         return seq
 
     def send_eager(self, cls, tag, data):
@@ -254,13 +283,16 @@ class Side:
         cuts = [ask.nbytes * i // parts for i in range(parts + 1)]
         for part in reversed(range(parts)):
             begin, end = cuts[part], cuts[part + 1]
-            middle = begin + (end - begin) // 3
-            if middle > begin:
-                chunk = data[ask.offset + begin : ask.offset + middle]
-                self.write(chunk, ask.address + begin, ask.rkey[part], rail=part)
-            imm = immediate(FIN, cls, ask.position, parts, part)
-            chunk = data[ask.offset + middle : ask.offset + end]
-            self.write(chunk, ask.address + middle, ask.rkey[part], imm, rail=part)
+            chunk = data[ask.offset + begin : ask.offset + end]
+            sent = part, ask.position, parts, part, ask.address + begin, chunk, ask.rkey
+            self.lanes[cls].parts.append(sent)
+            self.write_part(cls, *sent)
+
+    def write_part(self, cls, rail, position, parts, part, address, data, rkeys):
+        middle = len(data) // 3
+        if middle:
+            self.write(data[:middle], address, rkeys[rail], rail=rail)
+        self.write(data[middle:], address + middle, rkeys[rail], immediate(FIN, cls, position, parts, part), rail)
 
     # Receiving.
 
@@ -277,7 +309,7 @@ class Side:
             cell = cell._replace(payload=self.memory[begin : begin + cell.nbytes])
         lane.cells_emptied += 1
         if lane.cells_emptied % (self.shape.cells // 2) == 0:
-            self.write(b"", self.address, self.rkeys[0], immediate(CREDIT, cls, lane.cells_emptied))
+            self.carry(CREDIT, cls, lane.cells_emptied)
         return cell
 
     def ask(self, cls, seq, tag, total, offset, nbytes, at):
@@ -289,7 +321,7 @@ class Side:
         entry = ENTRY.pack(self.base + self.landing + at, offset, nbytes, total, seq, tag, position, 0, *keys)
         lane.cts_filled += 1
         lane.open[position] = [0, set()]
-        self.write(entry, self.address + self.remote.entry(cls, position), self.rkeys[0], immediate(CTS, cls, position))
+        self.fill(CTS, cls, position, self.remote.entry(cls, position), entry)
         return position
 
     def is_complete(self, cls, position):
@@ -305,3 +337,49 @@ class Side:
             at = edge
         self.until(lambda: all(self.is_complete(cls, position) for position in positions))
         return self.memory[self.landing : self.landing + cell.nbytes]
+
+    # A rail that fails.
+
+    def stop(self, index):
+        """Close a rail, of which the peer hears nothing yet: what it writes there is lost, and what this side does."""
+        for value in self.rails[index].stop():
+            self.notice(value)
+
+    def state(self):
+        """What has arrived, for RAIL_DOWN."""
+        opened = [
+            [
+                [position, parts, sum(1 << part for part in here)]
+                for position, (parts, here) in lane.open.items()
+                if not self.is_complete(cls, position)
+            ]
+            for cls, lane in enumerate(self.lanes)
+        ]
+        return {
+            "cells": [lane.cells_arrived for lane in self.lanes],
+            "cts": [lane.asks_arrived for lane in self.lanes],
+            "open": opened,
+        }
+
+    def resume(self, index, state):
+        """Say again what the peer has not got over a closed rail. Returns the numbers of (cells, entries, parts)."""
+        was_carrier, cells, entries, parts = index == self.carrier, 0, 0, 0
+        self.carrier = next(i for i, rail in enumerate(self.rails) if not rail.stopped)
+        for cls, lane in enumerate(self.lanes):
+            if was_carrier:
+                cells += self.refill(CELL, cls, state["cells"][cls], self.remote.cells)
+                entries += self.refill(CTS, cls, state["cts"][cls], ENTRIES)
+                self.carry(CREDIT, cls, lane.cells_emptied)
+            missing = {position: mask for position, _, mask in state["open"][cls]}
+            for rail, position, of, part, *rest in lane.parts:
+                if rail == index and position in missing and not missing[position] >> part & 1:
+                    self.write_part(cls, self.carrier, position, of, part, *rest)
+                    parts += 1
+        return cells, entries, parts
+
+    def refill(self, kind, cls, position, most):
+        kept = self.lanes[cls].kept[kind]
+        assert 0 <= len(kept) - position <= most, (position, len(kept))
+        for i in range(position, len(kept)):
+            self.carry(kind, cls, i, *kept[i])
+        return len(kept) - position

@@ -1,15 +1,18 @@
 """Rank 1 of a communicator of two, written from docs/wire-protocol.md with pyverbs: without a line of hetccl's.
 
 Usage: pyverbs_peer.py DEED < JSON {"secret" (hexadecimal), "address" [host, port], "cards" [for each rail: device, gid,
-gid_index]}. Says "up" when the pair is connected, then does the deed, then "done"; a failed assertion ends it with
-status 1. check_pyverbs.py is the other side.
+gid_index]}. Says "up" when the pair is connected, then does the deed, then "done", each in a line; a failed assertion
+ends it with status 1. check_pyverbs.py is the other side.
 """
 
 import json
+import os
+import subprocess
 import sys
+import time
 
 from documented_control import BYE, FAULT, RAIL_DOWN, READY, RECORD, Control, Refusal
-from documented_rails import CTS, EAGER, FIN, RTS, Side, immediate
+from documented_rails import CREDIT, CTS, EAGER, FIN, RTS, Side, immediate
 
 ME, RANK, RANKS = 1, 0, 2
 SHAPE = 8, 1024
@@ -97,6 +100,76 @@ def receiver_first(side):
     assert lane.cells_arrived == 1
 
 
+def attributes(side):
+    """The peer's queue pairs as the kernel shows them to everybody; and what the peer's own device must say of them."""
+    shown = subprocess.run(["rdma", "-j", "-d", "resource", "show", "qp"], check=True, capture_output=True, text=True)
+    pairs = [pair for pair in json.loads(shown.stdout) if pair["type"] == "RC" and pair.get("pid") != os.getpid()]
+    assert len(pairs) == len(side.rails) and len({pair.get("pid") for pair in pairs}) == 1, shown.stdout
+    expected = []
+    for rail in side.rails:
+        mine, theirs = rail.record(), rail.remote
+        numbers = theirs["qpn"], mine["qpn"], theirs["psn"], mine["psn"], "RTS"
+        found = [tuple(pair[name] for name in ("lqpn", "rqpn", "sq-psn", "rq-psn", "state")) for pair in pairs]
+        assert found.count(numbers) == 1, (numbers, found)
+        expected.append(
+            {
+                "dest_qp_num": mine["qpn"],
+                "rq_psn": mine["psn"],
+                "sq_psn": theirs["psn"],
+                "dgid": mine["gid"],
+                "path_mtu": min(mine["mtu"], theirs["mtu"]),
+            }
+        )
+    print(json.dumps(expected), flush=True)
+
+
+def other_rail_down(side, control):
+    """The carrier goes on: only the parts that were on the other rail are said again, by each side."""
+    lane, nbytes = side.lanes[1], 600011
+    cell = side.take_cell(1)
+    side.stop(1)
+    position = side.ask(1, cell.seq, cell.tag, nbytes, 0, nbytes, 0)
+    side.until(lambda: lane.open[position][1])
+    assert lane.open[position] == [2, {0}], lane.open
+    seq = side.announce(1, 41, 100003)
+    side.serve(1, seq, 41, data(100003, 41))
+    assert close_rail(side, control, 1) == (0, 0, 1)
+    side.until(lambda: side.is_complete(1, position))
+    assert side.memory[side.landing : side.landing + nbytes] == data(nbytes, 40)
+    assert side.credits == 0
+    expect_eager(side, 42, 7, 42)
+
+
+def carrier_down(side, control):
+    """A cell and an entry of this side are lost on the rail, and three cells and an entry of the peer's."""
+    lane, nbytes = side.lanes[1], 100003
+    cell = side.take_cell(1)
+    announced = side.announce(1, 60, 50021)
+    side.stop(0)
+    print("stopped", flush=True)
+    position = side.ask(1, cell.seq, cell.tag, nbytes, 0, nbytes, 0)
+    side.send_eager(1, 61, data(33, 61))
+    # So that the peer writes to the rail before it hears that it is closed. The outcome is the same if it does not.
+    time.sleep(1)
+    assert close_rail(side, control, 0) == (1, 1, 0)
+    side.until(lambda: side.is_complete(1, position))
+    assert side.memory[side.landing : side.landing + nbytes] == data(nbytes, 50)
+    for tag in (51, 52, 53):
+        expect_eager(side, tag, 17 * tag, tag)
+    ask = side.next_ask(1, announced)
+    assert (ask.tag, ask.total, ask.offset, ask.nbytes) == (60, 50021, 0, 50021), ask
+    imm = immediate(FIN, 1, ask.position)
+    side.write(data(50021, 60), ask.address, ask.rkey[1], imm, rail=1)
+    assert (side.credits, lane.cells_arrived) == (2, 4), (side.credits, lane.cells_arrived)
+
+
+def close_rail(side, control, index):
+    control.say(RAIL_DOWN, rail=index, state=side.state(), text="stopped on purpose")
+    down = control.hear(RAIL_DOWN)[1]
+    assert down["rail"] == index, down
+    return side.resume(index, down["state"])
+
+
 def wrong_position(side):
     side.put_cell(1, 1, EAGER, 0, position=5)
 
@@ -114,7 +187,12 @@ def ask_out_of_turn(side):
     side.write(b"", side.address, side.rkeys[0], immediate(CTS, 1, 2))
 
 
-BREACHES = (wrong_position, fin_for_nothing, ask_for_nothing, ask_out_of_turn)
+def credit_for_nothing(side):
+    side.write(b"", side.address, side.rkeys[0], immediate(CREDIT, 1, 3))
+
+
+BREACHES = (wrong_position, fin_for_nothing, ask_for_nothing, ask_out_of_turn, credit_for_nothing)
+DOWN = (other_rail_down, carrier_down)
 DEEDS = {
     deed.__name__: deed
     for deed in (
@@ -125,24 +203,56 @@ DEEDS = {
         out_of_order,
         many_pieces,
         receiver_first,
+        attributes,
+        *DOWN,
         *BREACHES,
     )
 }
 
-# deed: (secret or None for the right one, version, status of the answer)
-REFUSALS = {"wrong_version": (None, 2, 1), "wrong_secret": (bytes(16), 1, 2)}
+
+def wrong_secret(secret, where):
+    """Another communicator, as far as the peer can see."""
+    refused(2, bytes(16), where)
+
+
+def wrong_version(secret, where):
+    refused(1, secret, where, 2)
+
+
+def refused(status, secret, where, version=1):
+    try:
+        Control(secret, where, ME, RANK, RANKS, version)
+    except Refusal as refusal:
+        assert refusal.args == (status, 1)
+    else:
+        raise AssertionError("the handshake was not refused")
+
+
+def forged(secret, where):
+    """Somebody who has seen the communicator's name, but has not its secret."""
+    closed(Control(secret, where, ME, RANK, RANKS, forged=bytes(16)))
+
+
+def replayed(secret, where):
+    control = Control(secret, where, ME, RANK, RANKS)
+    control.hear(RECORD)
+    control.sock.close()
+    closed(Control.repeat(where, control.handshake))
+
+
+def closed(control):
+    assert control.sock.recv(1) == b"", "the peer goes on"
+
+
+REFUSALS = {deed.__name__: deed for deed in (wrong_secret, wrong_version, forged, replayed)}
 
 
 def main(deed):
     told = json.load(sys.stdin)
     secret, where = bytes.fromhex(told["secret"]), tuple(told["address"])
     if deed in REFUSALS:
-        other, version, status = REFUSALS[deed]
-        try:
-            Control(other or secret, where, ME, RANK, RANKS, version)
-        except Refusal as refusal:
-            assert refusal.args == (status, 1)
-            print("done", flush=True)
+        REFUSALS[deed](secret, where)
+        print("done", flush=True)
         return
     control = Control(secret, where, ME, RANK, RANKS)
     record = control.hear(RECORD)[1]
@@ -152,7 +262,7 @@ def main(deed):
     control.say(READY)
     control.hear(READY)
     print("up", flush=True)
-    DEEDS[deed](side)
+    DEEDS[deed](side, *([control] if DEEDS[deed] in DOWN else []))
     print("done", flush=True)
     if DEEDS[deed] in BREACHES:
         # The rail on which the breach was met may be told of before, or after.
