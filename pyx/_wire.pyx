@@ -23,6 +23,7 @@ from hetccl._wire_peer cimport (
 from hetccl._wire_poll cimport HETCCL_WIRE_PORTS, hetccl_wire_watch_add, hetccl_wire_watch_forget
 from hetccl._wire_record cimport Inbox, arrived_read, arrived_record, inbox_read
 
+from hetccl._verbs_errors import memlock_advice
 from hetccl.errors import LibraryError
 
 cdef extern from "hetccl/wire.h" nogil:
@@ -401,5 +402,5 @@ cdef memory_error(int peer, rails, int at):
     """The error for memory that cannot be had (at: NOWHERE), or that a rail cannot register."""
     if at == HETCCL_WIRE_NOWHERE:
         return MemoryError(f"memory for the connection to rank {peer}")
-    return LibraryError(f"memory for the connection to rank {peer} cannot be registered: {rail_text(rails[at])} "
-                        "(limit of locked memory? see ulimit -l)", peer=peer)
+    return LibraryError(f"memory for the connection to rank {peer} cannot be registered: {rail_text(rails[at])}. "
+                        f"{memlock_advice()}", peer=peer)

@@ -281,10 +281,15 @@ def mpirun(n, program, *args, timeout=60, check=True, **options):
     return job.check() if check else job
 
 
-def _environment(launcher):
+def inherited():
+    """The variables of this process that a job may have, too."""
     # What starts ranks on other hosts is in the variables of the launchers.
     foreign = re.compile("HETCCL_") if HOSTS else FOREIGN
-    kept = {name: value for name, value in os.environ.items() if not foreign.match(name)}
+    return {name: value for name, value in os.environ.items() if not foreign.match(name)}
+
+
+def _environment(launcher):
+    kept = inherited()
     # Where MPI's library is not among what mpi4py's wheel looks for, its user says which MPI there is.
     if os.environ.get("MPI4PY_MPIABI") == launcher.kind:
         kept["MPI4PY_MPIABI"] = launcher.kind

@@ -55,9 +55,10 @@ class Outcome:
         return {line["rank"]: line for line in self.lines if field in line}
 
 
-def run(program, layout, *args, timeout=120, **options):
+def run(program, layout, *args, timeout=120, per_rank_env=None, **options):
     """Run a program of this folder; its arguments are <report folder> <layout> *args. A job that had to be killed or
-    failed gives its lines all the same: what they lack is for the test to find."""
+    failed gives its lines all the same: what they lack is for the test to find. per_rank_env: instead of the islands
+    of the layout."""
     timed_out = False
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -69,7 +70,7 @@ def run(program, layout, *args, timeout=120, **options):
                 *args,
                 timeout=timeout,
                 check=False,
-                per_rank_env=environment(layout),
+                per_rank_env=per_rank_env or environment(layout),
                 **options,
             )
         except launch.JobTimeout as error:
@@ -102,7 +103,7 @@ def faults(by_case, wanted, ranks):
 def run_alone(program, *args, timeout=120, env=None):
     """Run a program of this folder in one process without mpirun."""
     with tempfile.TemporaryDirectory() as folder:
-        environ = {name: value for name, value in os.environ.items() if not launch.FOREIGN.match(name)}
+        environ = launch.inherited()
         environ.update(PYTHONPATH=os.pathsep.join([str(launch.ROOT), environ.get("PYTHONPATH", "")]), **(env or {}))
         done = subprocess.run(
             [sys.executable, HERE / program, folder, "A", *args],

@@ -4,7 +4,14 @@ import pytest
 
 from mpi import jobs
 
-PROGRAMS = ("check_p2p.py", "check_semantics_p2p.py", "check_engine.py", "check_life.py", "check_load.py")
+PROGRAMS = (
+    "check_p2p.py",
+    "check_semantics_p2p.py",
+    "check_engine.py",
+    "check_life.py",
+    "check_load.py",
+    "check_attacked.py",
+)
 CASES = [(program, "AAB", name) for program in PROGRAMS for name in jobs.check_names(program)]
 
 

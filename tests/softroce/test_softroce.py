@@ -19,13 +19,19 @@ MIXED = Item("mpi/check_reduce.py", "ABCD", (), machine=TWO_NODES)
 FAULTS_MACHINE = Machine(nics=4, timeout=3600)
 FAULTS = Item("softroce/check_faults.py", "AA", VERBS, 1200, FAULTS_MACHINE)
 KILLS = Item("softroce/check_kills.py", timeout=1200, machine=FAULTS_MACHINE)
+STATES = Item("softroce/check_states.py", timeout=2400, machine=FAULTS_MACHINE)
+# The same on two hosts.
+FAR_MACHINE = Machine(nics=1, nodes=2, timeout=3600)
+FAR_STATES = Item("softroce/check_states.py", env=(("NODES", "2"),), timeout=2400, machine=FAR_MACHINE)
+# The last: it takes a device away.
+DEVICES = Item("softroce/check_devices.py", "AA", VERBS, 600, FAULTS_MACHINE)
 PROGRAMS = ("ops", "p2p", "semantics", "semantics_comms", "semantics_ops", "semantics_p2p", "semantics_requests")
 ENGINE = tuple(
     Item(f"mpi/check_{program}.py", "AAB", VERBS, 400, Machine(timeout=3600)) for program in (*PROGRAMS, "engine")
 )
 MIX = tuple(Item(f"mpi/check_{program}.py", "ABA", (), 400, TWO_NODES._replace(timeout=3600)) for program in PROGRAMS)
-ITEMS = (RAILS, RAILS_LONG, MEMORY, PYVERBS, REDUCE, MIXED, FAULTS, KILLS, *ENGINE, *MIX)
-LONG = {RAILS_LONG, FAULTS, KILLS, *ENGINE, *MIX}
+ITEMS = (RAILS, RAILS_LONG, MEMORY, PYVERBS, REDUCE, MIXED, FAULTS, KILLS, STATES, FAR_STATES, DEVICES, *ENGINE, *MIX)
+LONG = {RAILS_LONG, MIXED, FAULTS, KILLS, STATES, FAR_STATES, DEVICES, *ENGINE, *MIX}
 
 
 def is_long(item, name):

@@ -99,6 +99,7 @@ def test_a_peer_that_computes_answers():
 def test_a_stopped_peer_is_not_dead():
     with Peer("sleep") as peer:
         peer.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, peer.process.pid, os.WSTOPPED | os.WNOWAIT)
         assert peer.net.groups[0].entered([1], 0.5) == {}
         peer.process.send_signal(signal.SIGCONT)
         assert peer.net.groups[0].entered([1], 10) == {1: (5, 6)}
