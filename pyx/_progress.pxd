@@ -1,6 +1,6 @@
 """The thread that moves a communicator's data while no call of the user's does."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport uint64_t
 
 from hetccl._mutex cimport hetccl_mutex_t
 from hetccl._shm cimport hetccl_rank_block_t
@@ -24,6 +24,9 @@ ctypedef struct Progress:
     bint running
     int armed                            # the thread is among the bell's sleepers: it wants to hear of the peers' news
     bint stopping
+    # With a network:
+    bint dozing                          # the thread looks after the work without being woken
+    uint64_t visits, seen                # how often work has been left to it, and when it last looked
     int drivers                          # calls of the user's that poll themselves; the thread leaves it to them
     hetccl_rank_block_t* bell            # this rank's; the peers ring it
     progress_poll_fn poll

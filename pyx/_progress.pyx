@@ -4,9 +4,13 @@ It exists from the first nonblocking call that was not complete at once. It touc
 the GIL. It does not spin: the user's computation has the core. It sleeps on this rank's bell, which peers ring only
 for those who are armed; whoever leaves work behind arms it, so that handing work over wakes nobody. A call that
 waits polls for itself, faster than a second thread could tell it, and disarms the thread meanwhile.
+
+To be woken by the network costs several system calls and two switches of threads for each time. So where there is one
+the thread dozes, unarmed, while calls come one after the other, which poll themselves; it takes over from them after
+the first doze in which none came.
 """
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from hetccl._mutex cimport hetccl_mutex_close, hetccl_mutex_lock, hetccl_mutex_open, hetccl_mutex_unlock
 from hetccl._shm cimport (
@@ -36,6 +40,9 @@ cdef enum:
     IDLE_NS = 1000000000
     # Fruitless polls before it sleeps: a few microseconds, in which a stream's next piece comes.
     POLLS_BEFORE_SLEEP = 100
+    # A doze: at first, and after calls have long come one after the other. How late it takes over.
+    FIRST_DOZE_NS = 100000
+    LONGEST_DOZE_NS = 1000000
 
 
 cdef int progress_open(Progress* progress, progress_poll_fn poll, void* context, hetccl_rank_block_t* bell) except -1:
@@ -77,9 +84,12 @@ cdef void progress_leave(Progress* progress, bint more) noexcept nogil:
 
 cdef void stand_by(Progress* progress) noexcept nogil:
     """Let the peers' next news wake the thread. Under the mutex."""
+    progress.visits += 1
+    if progress.dozing:
+        return
     arm(progress)
     # What came before has rung nobody. Where there was something to move, there may be more.
-    if not listen(progress) or progress.poll(progress.context) == HETCCL_MOVED:
+    if progress.network != NULL or progress.poll(progress.context) == HETCCL_MOVED:
         hetccl_bell_ring(progress.bell)
 
 
@@ -133,6 +143,7 @@ cdef void* progress_main(void* argument) noexcept nogil:
     cdef bint listening = progress.network == NULL
     hetccl_mutex_lock(&progress.mutex)
     while not progress.stopping:
+        doze(progress)
         # Read before the poll: who rings after it ends the sleep.
         bell = hetccl_bell_now(progress.bell)
         status = HETCCL_DONE if hetccl_read(&progress.drivers) > 0 else progress.poll(progress.context)
@@ -152,3 +163,17 @@ cdef void* progress_main(void* argument) noexcept nogil:
     disarm(progress)
     hetccl_mutex_unlock(&progress.mutex)
     return NULL
+
+
+cdef void doze(Progress* progress) noexcept nogil:
+    """Sleep on while calls come. Under the mutex, which is given up meanwhile."""
+    cdef int64_t nap_ns = FIRST_DOZE_NS
+    while progress.network != NULL and progress.visits != progress.seen and not progress.stopping:
+        progress.seen = progress.visits
+        progress.dozing = True
+        disarm(progress)
+        hetccl_mutex_unlock(&progress.mutex)
+        hetccl_bell_sleep(progress.bell, hetccl_bell_now(progress.bell), nap_ns)
+        nap_ns = min(2 * nap_ns, <int64_t>LONGEST_DOZE_NS)
+        hetccl_mutex_lock(&progress.mutex)
+    progress.dozing = False

@@ -47,6 +47,11 @@ make_devices() {
             echo addr add fd99::$n/64 dev $nic
         done
     } | ip -batch - || fail "cannot make the links"
+    # A flow's packets are taken in by one CPU, as those of a NIC's queue are. Otherwise the CPU that sends them does it,
+    # and those that two CPUs send for a queue pair overtake each other: it repeats a tenth of them.
+    for queue in /sys/class/net/{nic,port}*/queues/rx-*/rps_cpus; do
+        echo $(printf %x $(((1 << $(nproc)) - 1))) > $queue
+    done
     # All addresses are this kernel's, yet packets between two NICs must cross the bridge. rxe asks for a route by NIC:
     # IPv4 then passes over the other NIC's local route by itself, IPv6 with rules of each NIC's own.
     {

@@ -211,7 +211,7 @@ def qemu_command(folder, ready, options, ports):
     command += ["-m", options.memory, "-no-user-config", "-nodefaults", "-no-reboot", "-display", "none"]
     command += ["-serial", f"file:{folder}/console", "-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]
     command += ["-kernel", str(ready.folder / "kernel"), "-initrd", str(ready.folder / "initrd")]
-    command += ["-append", f"console=ttyS0 quiet panic=-1 mitigations=off nokaslr job={folder}"]
+    command += ["-append", f"console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable job={folder}"]
     share = "local,security_model=none,multidevs=remap"
     command += ["-virtfs", f"{share},path=/,mount_tag=root,readonly=on"]
     for i, path in enumerate(options.rw):
