@@ -19,7 +19,7 @@ import numpy as np
 
 from hetccl import _verbs
 from hetccl._rdma import RdmaPort
-from hetccl._verbs_trial import Trial
+from hetccl._rail_trial import Trial
 
 SIZES = (65536, 1 << 20, 4 << 20)
 ROUNDS = 5

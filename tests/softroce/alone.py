@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hetccl import _verbs
 from hetccl._rdma import RdmaPort
-from hetccl._verbs_trial import Trial
+from hetccl._rail_trial import Trial
 
 LIMIT_S = 100
 GID_INDEX = 1
@@ -116,7 +116,7 @@ def drive(*ends, until, seconds=20):
     while not until():
         for end in ends:
             end.trial.poll()
-        assert time.monotonic() < deadline, [(end.trial.state, end.trial.counts, end.rail.fault()) for end in ends]
+        assert time.monotonic() < deadline, [(end.trial.state, end.trial.counts, end.trial.came, end.rail.fault()) for end in ends]
 
 
 def post(sender, receiver, *arguments, **options):

@@ -11,7 +11,7 @@ pytestmark = needs_compiler
 HEAD = """
 import mmap
 from hetccl._rdma import RdmaPort
-from hetccl._verbs_trial import Trial
+from hetccl._rail_trial import Trial
 
 def card(device, gid_index=1):
     port = next(port for port in _verbs.devices() if port["device"] == device)
