@@ -11,7 +11,6 @@ log = config.LOGGER
 CELLS = 16
 # Largest message that goes eagerly, as in shared memory: programs may count on it (docs/semantics.md).
 EAGER_BYTES = 32768
-CELL_UNIT = 64
 # How long a rank that has waited too long asks the others how far they are.
 ASK_S = 2.0
 ANSWER_S, ASK_AGAIN_S = 0.5, 0.05
@@ -27,7 +26,7 @@ def shares_memory(settings, members, one, other):
 def cell_bytes(eager_bytes):
     """Bytes of a cell that holds messages of so many bytes, None for the default: whole lines, header included."""
     wanted = (EAGER_BYTES if eager_bytes is None else eager_bytes) + _wire.HEADER_BYTES
-    cell = -(-wanted // CELL_UNIT) * CELL_UNIT
+    cell = -(-wanted // _wire.CELL_UNIT) * _wire.CELL_UNIT
     if cell > _wire.MOST_CELL_BYTES:
         most = _wire.MOST_CELL_BYTES - _wire.HEADER_BYTES
         raise ValueError(f"HETCCL_EAGER_BYTES={eager_bytes}: a message goes eagerly up to {most} bytes")
