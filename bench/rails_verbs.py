@@ -18,8 +18,8 @@ import time
 import numpy as np
 
 from hetccl import _verbs
-from hetccl._rdma import RdmaPort
 from hetccl._rail_trial import Trial
+from hetccl._rdma import RdmaPort
 
 SIZES = (65536, 1 << 20, 4 << 20)
 ROUNDS = 5

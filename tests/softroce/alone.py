@@ -16,8 +16,8 @@ import traceback
 from pathlib import Path
 
 from hetccl import _verbs
-from hetccl._rdma import RdmaPort
 from hetccl._rail_trial import Trial
+from hetccl._rdma import RdmaPort
 
 LIMIT_S = 100
 GID_INDEX = 1
@@ -85,6 +85,10 @@ class End:
         pieces = [(self.mr.address + source, nbytes, self.mr.lkey)] if nbytes else []
         return self.trial.write(pieces, to.mr.address + target, to.mr.rkey if rkey is None else rkey, imm)
 
+    def about(self):
+        """For messages."""
+        return self.trial.state, self.trial.counts, self.trial.came, self.rail.fault()
+
     def close(self):
         if self.mr is not None:
             self.mr.dereg()
@@ -116,7 +120,7 @@ def drive(*ends, until, seconds=20):
     while not until():
         for end in ends:
             end.trial.poll()
-        assert time.monotonic() < deadline, [(end.trial.state, end.trial.counts, end.trial.came, end.rail.fault()) for end in ends]
+        assert time.monotonic() < deadline, [end.about() for end in ends]
 
 
 def post(sender, receiver, *arguments, **options):

@@ -130,11 +130,11 @@ def every_write(nrails, step=1):
     )
 
 
-def test_the_story_without_a_loss():
-    for nrails, copied in WRITES:
-        story = Story(nrails=nrails, zero_copy=(not copied, not copied))
-        story.run()
-        story.check()
+@pytest.mark.parametrize("nrails, copied", WRITES)
+def test_the_story_without_a_loss(nrails, copied):
+    story = Story(nrails=nrails, zero_copy=(not copied, not copied))
+    story.run()
+    story.check()
 
 
 @every_write(2)
