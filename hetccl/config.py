@@ -78,6 +78,12 @@ def _names(text):
     return tuple(listed), text.startswith("^")
 
 
+def names_text(value):
+    """A value of DEVICES or INTERFACES as a user writes it, for messages."""
+    names, excluded = value
+    return "^" * excluded + ",".join(names)
+
+
 def _transports(text):
     listed = text.split(",")
     if len(set(listed)) < len(listed) or not set(listed) <= {"shm", "verbs", "tcp"}:
