@@ -33,7 +33,7 @@
 #define HETCCL_TCP_DEPTH 256 /* writes on their way; a power of two */
 #define HETCCL_TCP_CONNECTIONS 16
 #define HETCCL_TCP_MAX_WRITE ((size_t)4 << 20)
-/* A part is at least so long: below, a second connection costs more than it saves (docs/performance.md). */
+/* A part is about so long, or longer: below, a second connection costs more than it saves (docs/performance.md). */
 #define HETCCL_TCP_PART_BYTES ((size_t)256 << 10)
 #define HETCCL_TCP_PART_ALIGN ((size_t)4096)
 /* One system call moves about so much at most, and one poll of a connection little more: others wait for the mutex. */
