@@ -40,7 +40,7 @@ class End:
         gid = next(gid["gid"] for gid in port["gids"] if gid["index"] == gid_index)
         card = {"device": device, "port": port["port"], "gid": gid, "gid_index": gid_index}
         self.port = RdmaPort(card, receives=512)
-        self.rail = self.port.rail(0, 0, {})
+        self.rail = self.port.rail(0, 0)
         self.trial = Trial(self.port, self.rail)
         self.memory = mmap.mmap(-1, max(SIZES))
         self.mr = self.trial.reg(self.memory)

@@ -38,7 +38,7 @@ class Rail:
 
     def __init__(self, sockets, nbytes):
         self.port = TcpPort()
-        self.rail = self.port.rail(1, 0, {})
+        self.rail = self.port.rail(1, 0)
         self.trial = Trial(self.port, self.rail)
         self.memory = memoryview(bytearray(os.urandom(1 << 10) * (nbytes >> 10)))
         self.mem = self.trial.reg(self.memory)

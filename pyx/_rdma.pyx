@@ -115,7 +115,7 @@ cdef class RdmaPort(Port):
                 raise ValueError(f"{what}: {value}; {name} port {port} allows 0 to {most}")
         return 0
 
-    def rail(self, int peer, int index, card):
+    def rail(self, int peer, int index):
         cdef QueuePair rail = QueuePair.__new__(QueuePair)
         rail.port, rail.peer = self, peer
         queue_pair_open(rail, index)
@@ -211,7 +211,7 @@ cdef class QueuePair(Rail):
         self.state = NULL
 
     def __init__(self):
-        raise TypeError("use RdmaPort.rail(peer, index, card)")
+        raise TypeError("use RdmaPort.rail(peer, index)")
 
     def __dealloc__(self):
         if self.state is not NULL and self.port.owner_pid == getpid():

@@ -50,19 +50,19 @@ class Group:
 
     secret      : 16 bytes that the ranks of the communicator share and nobody else knows
     rank        : int
-    cards       : per rank, what it has said of its network; None for ranks that are not reached by it
     hosts       : str per rank, host names for messages
-    wire        : _wire.Wire     board : _board.Board     paths : {peer: net.paths.Path}
+    wire        : _wire.Wire     board : _board.Board
+    paths       : {peer: net.paths.Path}, with the ports of this rank, one for each rail, in the place of its `rails`
     timeout     : seconds in which a peer that is wanted must be reached
     connections : TCP connections for data of each rail (kind "tcp")
     """
 
-    def __init__(self, secret, rank, cards, hosts, wire, board, paths, timeout, connections=2):
+    def __init__(self, secret, rank, hosts, wire, board, paths, timeout, connections=2):
         self.process = _here()
         self.lock, self.loop = self.process.lock, self.process.begin()
         self.changed = threading.Condition(self.lock)
         self.keys = Keys.of(secret)
-        self.rank, self.nranks, self.hosts = rank, len(cards), hosts
+        self.rank, self.nranks, self.hosts = rank, len(hosts), hosts
         self.name = (self.keys.communicator, rank)
         self.wire, self.board = wire, board
         self.timeout, self.connections = timeout, connections

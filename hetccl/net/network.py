@@ -66,13 +66,12 @@ class Network:
         self.paths = {peer: paths.choose(self.rank, peer, self.members, cards, settings) for peer in far}
         hosts = [member.host for member in self.members]
         self.wire = _wire.Wire(self.rank, size, CELLS, self.cell_bytes, hosts)
-        routes = {peer: self._route(path, cards[peer]) for peer, path in self.paths.items()}
+        routes = {peer: path._replace(rails=self._ports(path)) for peer, path in self.paths.items()}
         for port in self.ports.values():
             self.wire.add_port(port)
         self.group = connector.Group(
             self.secret,
             self.rank,
-            [cards[peer] if peer in self.paths else None for peer in range(size)],
             hosts,
             self.wire,
             board,
@@ -100,11 +99,9 @@ class Network:
         """Host buffers from here on may be registered with RDMA devices; 0: there are none in use."""
         return self.cell_bytes if any(path.kind == "verbs" for path in self.paths.values()) else 0
 
-    def _route(self, path, card):
-        """The path with ports and the peer's rail cards in the place of their indices."""
-        if path.kind == "tcp":
-            return path._replace(rails=[(self._port("tcp"), card["tcp"])])
-        return path._replace(rails=[(self._port(mine), card["verbs"][theirs]) for mine, theirs in path.rails])
+    def _ports(self, path):
+        """The port of each rail of a path."""
+        return [self._port("tcp")] if path.kind == "tcp" else [self._port(mine) for mine, _ in path.rails]
 
     def _port(self, key):
         """The port of an index among this rank's rail cards, or of "tcp"; made when first needed."""

@@ -75,7 +75,7 @@ class End:
     def __init__(self, device, nbytes=1 << 20, receives=512, port=None, **settings):
         self.own_port = port is None
         self.port = port or RdmaPort(card(device), receives=receives, settings=settings)
-        self.rail = self.port.rail(1, 0, {})
+        self.rail = self.port.rail(1, 0)
         self.trial = Trial(self.port, self.rail)
         self.memory = mmap.mmap(-1, nbytes)
         self.mr = self.trial.reg(self.memory)

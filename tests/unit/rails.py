@@ -58,7 +58,7 @@ class End:
 
     def __init__(self, sockets, timeout_s=300):
         self.port = TcpPort(timeout_s)
-        self.rail = self.port.rail(1, 0, {})
+        self.rail = self.port.rail(1, 0)
         self.trial = Trial(self.port, self.rail)
         connect(self.rail, sockets)
 

@@ -328,7 +328,7 @@ def test_a_port_with_open_rails_cannot_be_closed():
 def test_a_peer_that_does_not_fit_is_refused(remote, nsockets, text):
     before = len(os.listdir("/proc/self/fd"))
     port = TcpPort()
-    rail = port.rail(3, 0, {})
+    rail = port.rail(3, 0)
     pairs = [unix_pair() for _ in range(nsockets)]
     with pytest.raises(ValueError, match=text):
         rail.connect(remote, [near.detach() for near, _ in pairs])

@@ -237,7 +237,7 @@ def test_memory_given_back_under_a_payload(peer):
 def test_a_key_of_another_rail(peer):
     it = peer()
     near, far = unix_pair()
-    other = it.end.port.rail(2, 0, {})
+    other = it.end.port.rail(2, 0)
     trial = Trial(it.end.port, other)
     connect(other, [near])
     far.sendall(it.frame(b"payload"))
