@@ -239,7 +239,7 @@ def _end_with_the_program():
 def _leave_all():
     """Say good-bye and end the thread: it must not run while the interpreter is taken down."""
     if _process is not None:
-        for group in _process.all():
+        for group in _process.groups():
             group.leave()
         _process.stop()
 
