@@ -39,7 +39,6 @@ typedef struct hetccl_rail_fault {
     int32_t kind;
     int32_t code;
     uint32_t vendor_err; /* of a work completion */
-    uint32_t reserved;
 } hetccl_rail_fault_t;
 
 /* Memory as one rail knows it. */

@@ -158,7 +158,7 @@ static inline void hetccl_tcp_forget_unsent(hetccl_tcp_rail_t *rail) {
 static inline void hetccl_tcp_fail(hetccl_tcp_rail_t *rail, int kind, int code) {
     if (rail->base.state != HETCCL_RAIL_UP) return;
     rail->base.state = HETCCL_RAIL_FAILED;
-    rail->base.fault = (hetccl_rail_fault_t){kind, code, 0, 0};
+    rail->base.fault = (hetccl_rail_fault_t){.kind = kind, .code = code};
     for (int i = 0; i < rail->nconnections; i++) shutdown(rail->connections[i].fd, SHUT_RDWR);
     hetccl_tcp_forget_unsent(rail);
 }
