@@ -36,7 +36,7 @@ MATRIX = tuple(
         "softroce/check_matrix.py",
         env=(("LAYOUT", layout), ("NODES", str(nodes)), *env),
         timeout=1000,
-        machine=Machine(nics=1, nodes=nodes, timeout=3900),
+        machine=Machine(nics=1, nodes=nodes, timeout=10000),
     )
     for nodes, env in ((2, VERBS), (3, ()))
     for layout in matrix.LAYOUTS
@@ -77,7 +77,7 @@ def guests(request):
     return GuestRuns.of(request, test_check)
 
 
-@pytest.mark.limit(4000)
+@pytest.mark.limit(10500)
 @pytest.mark.parametrize("item, name", CASES)
 def test_check(item, name, guests):
     guests.verify(item, name)
