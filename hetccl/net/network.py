@@ -122,6 +122,16 @@ class Network:
         if self.group is not None:
             self.group.leave()
 
+    def drop(self, engine):
+        """Have it closed soon, wherever this is called: nobody has freed the communicator.
+
+        engine : kept until then, with the memory that the other ranks may still write to
+        """
+        if self.group is not None and self.group.lives():
+            self.group.drop(lambda: (self.close(0.0), engine))
+        else:
+            self.close(0.0)
+
     def close(self, seconds):
         """Let what has been sent arrive, part from the other ranks, give everything back; idempotent.
 

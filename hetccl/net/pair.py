@@ -224,10 +224,11 @@ class Pair:
 
     def release(self):
         """The connection that stood has failed."""
+        # Before another connection can stand and bring rails of its own.
+        self.group.wire.retry(self.peer)
         with self.group.lock:
             self.state, self._session = IDLE, None
             self._drop_data()
-        self.group.wire.retry(self.peer)
         self.group.loop.soon(self._later)
 
     def come_up(self, sock, talk):

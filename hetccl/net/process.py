@@ -18,6 +18,7 @@ PROOF_SECONDS = 5.0  # for a stranger to prove itself
 # Ranks leave Comm() at different times: so long a peer may be ahead of this one.
 AHEAD_SECONDS = 2.0
 DIALLING = 8
+CLOSING = 4  # threads for communicators that are dropped without Free
 # Threads for connections that come in. Those of peers that are being connected wait for data connections, which need
 # threads, too: so these have some of their own.
 ANSWERING, MEETING = 32, 24
@@ -33,6 +34,7 @@ class Process:
         self.lock = threading.RLock()
         self.sockets = set()  # all that must not outlive a fork
         self.dialling = Helpers(DIALLING)
+        self.closing = Helpers(CLOSING)
         self._answering = Helpers(ANSWERING, self._resume)
         self._changed = threading.Condition(self.lock)  # a group has been added
         self._meeting = 0
@@ -97,9 +99,10 @@ class Process:
             loop.join()
 
     def stop(self):
-        """End the thread and close the listening sockets."""
+        """End the thread and close the listening sockets; its groups count as closed from now on."""
         with self.lock:
             loop = self._stop()
+            self._groups = {}
         if loop is not None:
             loop.join()
 
