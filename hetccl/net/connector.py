@@ -101,7 +101,7 @@ class Group:
         A finalizer asks for it. The collector of cycles runs it on any thread and in the middle of anything: on the
         connector's, for which close() waits, or where a lock is held that close() takes.
         """
-        self.loop.soon(lambda: self.process.closing.run(close))
+        self.loop.soon(functools.partial(self._close_apart, close))
 
     def leave(self):
         """Say good-bye at once: the program ends. Idempotent; waits for nothing."""
@@ -158,10 +158,16 @@ class Group:
     # For pair.py.
 
     def dispatch(self, function):
-        """Run it on a helper thread that close() waits for."""
+        """Run it on a helper thread that close() waits for. Raises RuntimeError (no thread can be started)."""
         with self.lock:
             self.helpers += 1
-        self.process.dialling.run(functools.partial(self.helped, function))
+        try:
+            self.process.dialling.run(functools.partial(self.helped, function))
+        except RuntimeError:
+            with self.lock:
+                self.helpers -= 1
+                self.changed.notify_all()
+            raise
 
     def helped(self, function):
         """Run it, on a helper thread that has been counted."""
@@ -232,6 +238,12 @@ class Group:
                 return
             for pair in self.pairs.values():
                 pair.say(control.FAULT, dict(zip(("reason", "reporter", "culprit"), fault)))
+
+    def _close_apart(self, close):
+        try:
+            self.process.closing.run(close)
+        except RuntimeError:  # too many threads
+            self.loop.at(LOOK_SECONDS, functools.partial(self._close_apart, close))
 
     def _close_all(self):
         self.loop.forget(self.wake_fd)

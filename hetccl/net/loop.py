@@ -18,7 +18,7 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class Loop:
     """One daemon thread. Everything but soon(), at() and stop() is called on it, by what it calls.
 
-    soon() may be called from a finalizer, which the collector of cycles runs in the middle of anything, soon() included.
+    soon() may be called from a finalizer, which the collector of cycles runs in the middle of anything, even of soon().
     """
 
     def __init__(self):
@@ -114,7 +114,7 @@ def _call(function, *arguments):
     """All communicators of the process share the thread: what goes wrong for one must not end it for the others."""
     try:
         function(*arguments)
-    except Exception:
+    except Exception:  # noqa: BLE001, it is said in full
         config.LOGGER.exception(
             "a fault in hetccl, on the connector's thread; what waits for it ends with its time-out"
         )
@@ -136,7 +136,7 @@ class Helpers:
             return self._running < self.limit
 
     def run(self, function):
-        """Call it on a thread, now or when one is free."""
+        """Call it on a thread, now or when one is free. Raises RuntimeError (none runs, and none can be started)."""
         with self._lock:
             self._waiting.append(function)
             if self._running == self.limit:
@@ -147,6 +147,10 @@ class Helpers:
         except RuntimeError:  # the interpreter is being taken down, or there are too many threads
             with self._lock:
                 self._running -= 1
+                if self._running > 0 or function not in self._waiting:
+                    return  # another thread takes it, or has taken it
+                self._waiting.remove(function)
+            raise
 
     def _work(self):
         try:

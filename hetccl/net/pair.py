@@ -72,7 +72,12 @@ class Pair:
             if self.state == STANDING:
                 return  # release() comes back if it fails
             self._attempting = True
-        self.group.dispatch(self._attempt)
+        try:
+            self.group.dispatch(self._attempt)
+        except RuntimeError as error:
+            self._errors["this host"] = str(error)
+            self._attempting = False
+            self._later()
 
     def _later(self):
         """Attempt it again after a pause, or give it up."""

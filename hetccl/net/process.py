@@ -178,7 +178,12 @@ class Process:
             loop.at(PAUSE_SECONDS, lambda: self._attend(loop, sock))
             return
         self.own(caller)
-        self._answering.run(lambda: self._answer(caller, f"{address[0]} port {address[1]}"))
+        try:
+            self._answering.run(lambda: self._answer(caller, f"{address[0]} port {address[1]}"))
+        except RuntimeError as error:
+            self.warn("the listening socket", f"no thread for a connection: {error}")
+            self.disown(caller)
+            caller.close()
 
     # The same, on helper threads.
 

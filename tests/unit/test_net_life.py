@@ -8,6 +8,7 @@ import time
 import pytest
 from net_fakes import WAIT_S, Net, descriptors, nothing_left, until  # noqa: F401
 
+from hetccl._calls import CALLS
 from hetccl.net import connector, control, pair
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -221,11 +222,13 @@ def test_a_state_that_the_wire_refuses_ends_the_connection(caplog):
     [
         (control.BYE, {"more": 1}),
         (control.FAULT, {"reason": 0, "reporter": 0, "culprit": 0}),
+        (control.FAULT, {"reason": 6, "reporter": 1, "culprit": 0}),
         (control.FAULT, {"reason": 1, "reporter": 2, "culprit": 0}),
         (control.FAULT, {"reason": 1, "reporter": 0, "culprit": -1}),
         (control.FAULT, {"reason": 1, "reporter": 0, "culprit": True}),
         (control.ASK_ENTERED, {"question": "0"}),
         (control.ENTERED, {"question": 0, "entered": 1 << 64, "call": 0}),
+        (control.ENTERED, {"question": 0, "entered": 1, "call": len(CALLS)}),
         (control.RAIL_DOWN, {"rail": 1, "state": {}, "text": ""}),
         (control.RAIL_DOWN, {"rail": 0, "state": [], "text": ""}),
         (control.RAIL_DOWN, {"rail": 0, "state": {}, "text": "two\nlines"}),
@@ -283,6 +286,31 @@ def test_a_finalizer_under_a_lock(where):
         assert not collector.is_alive()
         assert closed.wait(WAIT_S)
         assert net.boards[1].gone == {0: "left"}
+
+
+@pytest.mark.parametrize("deed", ["connect", "drop"])
+def test_too_many_threads_for_a_while(deed, monkeypatch):
+    refused = []
+    start = threading.Thread.start
+
+    def sometimes(thread):
+        if thread.name == "hetccl-handshake" and len(refused) < 3:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(connector, "LOOK_SECONDS", 0.05)
+    with Net(2) as net:
+        if deed == "drop":
+            connected(net, (0, 1))
+        monkeypatch.setattr(threading.Thread, "start", sometimes)
+        if deed == "drop":
+            closed = threading.Event()
+            net.groups[0].drop(closed.set)
+            assert closed.wait(WAIT_S)
+        else:
+            net.connect(0, 1)
+        assert len(refused) == 3
 
 
 def test_a_group_dropped_on_the_connectors_thread_is_closed_on_another():
