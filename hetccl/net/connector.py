@@ -32,10 +32,17 @@ def listen(addresses=()):
 
     addresses : str, numeric IPv4 and IPv6 addresses of this host; none: all addresses, and the card has none
     Returns   : {"port": int, "addresses": [str]}, what the other ranks need to know. Each call must be followed by a
-                Group, or by nothing more: the socket is closed with the last Group
+                Group, or by forgo(): the socket is closed with the last Group
     Raises    : OSError (naming the address)
     """
     return _here().listen(addresses)
+
+
+def forgo():
+    """There will be no Group for a call of listen()."""
+    process = _process
+    if process is not None:
+        process.forgo()
 
 
 def _here():

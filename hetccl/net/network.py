@@ -54,6 +54,7 @@ class Network:
             verbs = nics.card(rank, members, settings, nics.look(settings))
         addresses = interfaces.addresses(settings)
         listener = connector.listen([address["address"] for address in addresses])
+        self.listens = True  # the connector awaits a group
         self.card = {"verbs": verbs, "tcp": {"port": listener["port"], "addresses": addresses}}
 
     def join(self, board, cards):
@@ -70,6 +71,7 @@ class Network:
         routes = {peer: self._route(path, cards[peer]) for peer, path in self.paths.items()}
         for port in self.ports.values():
             self.wire.add_port(port)
+        self.listens = False
         self.group = connector.Group(
             self.secret,
             self.rank,
@@ -141,6 +143,9 @@ class Network:
             if not self.group.close(seconds) and seconds > 0:
                 log.warning("rank %d freed a communicator before everything that it sent had arrived", self.rank)
             self.board.disconnect_far()
+        if self.listens:
+            self.listens = False
+            connector.forgo()
         if self.wire is not None:
             self.wire.close()
         for port in self.ports.values():

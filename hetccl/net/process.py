@@ -94,6 +94,16 @@ class Process:
             if len(self._closed) > CLOSED_KEPT:
                 self._closed.popitem(last=False)
             self._users -= 1
+        self._rest()
+
+    def forgo(self):
+        """See connector.forgo."""
+        with self.lock:
+            self._promised = max(0, self._promised - 1)
+        self._rest()
+
+    def _rest(self):
+        with self.lock:
             loop = None if self._users or self._promised else self._stop()
         if loop is not None:
             loop.join()

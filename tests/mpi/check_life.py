@@ -15,7 +15,7 @@ from mpi4py import MPI
 from support import equal, make_comm, process_counts, resident_bytes, run_checks, still_works
 
 import hetccl
-from hetccl.net import connector
+from hetccl.net import connector, network
 
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()
@@ -377,6 +377,29 @@ def build_fails(text):
     except hetccl.HetcclError as error:
         return not isinstance(error, TimeoutError) and text in str(error)
     return False
+
+
+def check_a_rank_that_cannot_join_the_network(comm):
+    """All ranks are told of it, and go on; nothing is left. (In shared memory there is no network to join.)"""
+    join = network.Network.join
+
+    def fail(self, board, cards):
+        raise OSError(errno.EMFILE, "no descriptor is left")
+
+    still_works(comm)
+    far = "HETCCL_TRANSPORT" in os.environ
+    for _ in range(3):
+        if RANK == SIZE - 1:
+            network.Network.join = fail
+        try:
+            assert build_fails(f"rank {SIZE - 1}: OSError: [Errno {errno.EMFILE}] no descriptor is left") is far
+        finally:
+            network.Network.join = join
+        still_works(comm)
+    if far:
+        assert connector._process._promised == 0
+    with make_comm() as other:
+        still_works(other)
 
 
 def check_settings_that_differ(comm):

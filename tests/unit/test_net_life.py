@@ -357,6 +357,16 @@ def test_two_hundred_communicators_leave_nothing():
     until(lambda: len(descriptors()) <= before)
 
 
+def test_a_communicator_that_fails_before_its_group_leaves_no_listener():
+    before = len(descriptors())
+    connector.listen(("127.0.0.1",))
+    connector.listen(("127.0.0.1",))
+    connector.forgo()
+    assert len(descriptors()) == before + 1
+    connector.forgo()
+    assert len(descriptors()) == before
+
+
 def test_communicators_share_one_listener():
     with Net(2) as one, Net(2) as two:
         assert one.card == two.card
