@@ -41,8 +41,14 @@ cdef class Rail:
         raise NotImplementedError
 
     def close(self):
-        """Give the rail back; idempotent. Its registrations must have been given back before."""
+        """Give the rail back; idempotent. Its registrations must have been given back before.
+
+        It takes no mutex, and needs none where the rail is stopped or has never been connected.
+        """
         raise NotImplementedError
+
+    def forget(self):
+        """In the child of a fork: close what would seem to the peer to be this end."""
 
 
 cdef class Port:
@@ -55,3 +61,6 @@ cdef class Port:
     def close(self):
         """Give the port back; idempotent. Its rails must be closed."""
         raise NotImplementedError
+
+    def forget(self):
+        """In the child of a fork: close descriptors of its own."""

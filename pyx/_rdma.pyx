@@ -16,8 +16,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from hetccl._rail cimport (
-    HETCCL_FAULT_DEVICE, HETCCL_FAULT_POST, HETCCL_FAULT_WC, HETCCL_FAULT_WIRE, HETCCL_RAIL_NEW, HETCCL_RAIL_UP, Port,
-    Rail, breach_text, hetccl_rail_fault_t,
+    HETCCL_FAULT_DEVICE, HETCCL_FAULT_POST, HETCCL_FAULT_WC, HETCCL_FAULT_WIRE, HETCCL_RAIL_FAILED, HETCCL_RAIL_NEW,
+    HETCCL_RAIL_UP, Port, Rail, breach_text, hetccl_rail_fault_t,
 )
 from hetccl._rdma_device cimport device_opened, set_nonblocking
 from hetccl._verbs cimport (
@@ -203,6 +203,8 @@ cdef void port_close(RdmaPort self) noexcept:
         free(state)
 
 
+# Its C struct uses the port's until its __dealloc__.
+@cython.no_gc_clear
 @cython.final
 cdef class QueuePair(Rail):
     """A rail over an RC queue pair; made by RdmaPort.rail()."""
@@ -284,12 +286,16 @@ cdef class QueuePair(Rail):
         modify(self, &attr, HETCCL_IBV_QP_STATE)
 
     def close(self):
-        """Stop the queue pair, take in what has arrived, give it back; idempotent. Under the communicator's mutex."""
+        """Give the queue pair back; idempotent.
+
+        One that is connected and not stopped is stopped, and what has arrived is taken in: under the mutex.
+        """
         cdef hetccl_verbs_rail_t* state = self.state
         if state is NULL or self.port.owner_pid != getpid():
             return
         with nogil:
-            hetccl_verbs_rail_drain(state)
+            if state.rail.state == HETCCL_RAIL_UP or state.rail.state == HETCCL_RAIL_FAILED:
+                hetccl_verbs_rail_drain(state)
             hetccl_verbs_rail_close(state)
         self.state = NULL
         self.rail = NULL

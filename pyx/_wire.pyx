@@ -86,7 +86,7 @@ cdef class Wire(Polled):
 
     def __cinit__(self, int rank, int nranks, int cells, int cell_bytes, hosts=(), **settings):
         self.hosts = tuple(hosts)
-        self.ports, self.rails, self.ended, self.texts = [], {}, [], {}
+        self.ports, self.rails, self.kept, self.texts = [], {}, (), {}
         _wires.add(self)
 
     def __dealloc__(self):
@@ -163,6 +163,7 @@ cdef class Wire(Polled):
             self.unlock()
         if status == HETCCL_DONE:
             self.rails[peer] = list(rails)
+            self.kept += tuple(rails)
             return {
                 "address": hetccl_wire_peer_address(state), "cells": self.shared.shape.ncells,
                 "cell_bytes": self.shared.shape.cell_bytes,
@@ -212,17 +213,25 @@ cdef class Wire(Polled):
     def retry(self, int peer):
         """The attempt to connect has failed: forget it. Traffic that waits makes the peer wanted again."""
         cdef hetccl_wire_peer_t* state
+        cdef bint is_over
         if self.closed:
             return
         state = self.peer_of(peer)
+        rails = self.rails.get(peer, [])
         with nogil:
             self.lock()
-            if state.state < HETCCL_WIRE_LOST:
+            is_over = self.closed or state.state >= HETCCL_WIRE_LOST
+            if not is_over:
                 self.drop_live(peer)
                 hetccl_wire_peer_close(state)
                 hetccl_bell_ring(self.bell)
             self.unlock()
-        self.ended += self.rails.pop(peer, [])
+        if is_over or not rails:
+            return
+        del self.rails[peer]
+        self.kept = tuple(rail for rail in self.kept if rail not in rails)
+        for rail in rails:
+            rail.close()
 
     def refuse(self, int peer, str text not None):
         """The peer cannot be connected: its traffic fails, and describe() says this."""
@@ -262,9 +271,9 @@ cdef class Wire(Polled):
                 marks[peer] = <unsigned char>self.peers[peer].untold
                 self.peers[peer].untold = 0
             self.unlock()
-        return [(peer, index, rail_text(self.rails[peer][index]))
+        return [(peer, index, rail_text(rail))
                 for peer in range(self.nranks) if found[peer]
-                for index in range(HETCCL_RAILS) if found[peer] >> index & 1]
+                for index, rail in enumerate(self.rails.get(peer, [])) if found[peer] >> index & 1]
 
     def close_rail(self, int peer, int index):
         """End a rail of a peer, failed or not. Returns what has arrived, for the peer's resume(); JSON can carry it.
@@ -381,11 +390,11 @@ cdef class Wire(Polled):
             self.lock()
             self.give_back()
             self.unlock()
-        for rail in sum(self.rails.values(), self.ended):
+        for rail in self.kept:
             rail.close()
         for port in self.ports:
             port.close()
-        self.rails, self.ended, self.ports = {}, [], []
+        self.rails, self.kept, self.ports = {}, (), []
         fd, self.wake_fd = self.wake_fd, -1
         os.close(fd)
 
@@ -393,6 +402,8 @@ cdef class Wire(Polled):
         """In the child of a fork: close the descriptors that would keep the parent's ports alive."""
         hetccl_wire_watch_forget(&self.watch)
         self.closed = True
+        for end in (*self.kept, *self.ports):
+            end.forget()
 
 
 cdef str rail_text(Rail rail):

@@ -146,8 +146,9 @@ def _links():
     links = {}
     for body in _dump(RTM_GETLINK, RTM_NEWLINK, struct.pack("=BxHiII", socket.AF_UNSPEC, 0, 0, 0, 0)):
         index, flags = struct.unpack_from("=iI", body, 4)
-        name = _attributes(body[16:]).get(IFLA_IFNAME, b"").rstrip(b"\0").decode()
-        links[index] = name, flags & (IFF_UP | IFF_RUNNING) == IFF_UP | IFF_RUNNING
+        name = _attributes(body[16:]).get(IFLA_IFNAME, b"").rstrip(b"\0")
+        # The kernel allows any bytes but a few.
+        links[index] = os.fsdecode(name), flags & (IFF_UP | IFF_RUNNING) == IFF_UP | IFF_RUNNING
     return links
 
 

@@ -53,6 +53,7 @@ class Network:
             verbs = nics.card(rank, members, settings, nics.look(settings))
         addresses = interfaces.addresses(settings)
         listener = connector.listen([address["address"] for address in addresses])
+        self.listens = True  # the connector awaits a group
         self.card = {"verbs": verbs, "tcp": {"port": listener["port"], "addresses": addresses}}
 
     def join(self, board, cards):
@@ -69,6 +70,7 @@ class Network:
         routes = {peer: path._replace(rails=self._ports(path)) for peer, path in self.paths.items()}
         for port in self.ports.values():
             self.wire.add_port(port)
+        self.listens = False
         self.group = connector.Group(
             self.secret,
             self.rank,
@@ -118,6 +120,16 @@ class Network:
         if self.group is not None:
             self.group.leave()
 
+    def drop(self, engine):
+        """Have it closed soon, wherever this is called: nobody has freed the communicator.
+
+        engine : kept until then, with the memory that the other ranks may still write to
+        """
+        if self.group is not None and self.group.lives():
+            self.group.drop(lambda: (self.close(0.0), engine))
+        else:
+            self.close(0.0)
+
     def close(self, seconds):
         """Let what has been sent arrive, part from the other ranks, give everything back; idempotent.
 
@@ -127,6 +139,9 @@ class Network:
             if not self.group.close(seconds) and seconds > 0:
                 log.warning("rank %d freed a communicator before everything that it sent had arrived", self.rank)
             self.board.disconnect_far()
+        if self.listens:
+            self.listens = False
+            connector.forgo()
         if self.wire is not None:
             self.wire.close()
         for port in self.ports.values():

@@ -4,10 +4,12 @@ A check returns plain values, or raises HandshakeError, which names the field an
 """
 
 from hetccl import _wire
+from hetccl._calls import CALLS
 from hetccl.net.handshake import HandshakeError
 
 MOST_CONNECTIONS = 16
 TEXT_CHARACTERS = 1000
+MOST_REASON = 5  # of a fault: enum hetccl_reason
 # Why a proved peer does not go on. CROSSED: another connection of the pair is being made, or is there; ENDED: it has
 # freed the communicator; FAILED: it cannot, and will not be able to.
 CROSSED, ENDED, FAILED = REASONS = ("crossed", "ended", "failed")
@@ -84,13 +86,13 @@ def fault(body, nranks):
     """(reason, reporter, culprit) of a fault."""
     only(body, "reason", "reporter", "culprit")
     ranks = (integer(body, name, 0, nranks - 1) for name in ("reporter", "culprit"))
-    return (integer(body, "reason", 1, 255), *ranks)
+    return (integer(body, "reason", 1, MOST_REASON), *ranks)
 
 
 def entered(body):
     """(question, how many collectives, index of the call) of an answer."""
     only(body, "question", "entered", "call")
-    limits = {"question": 1 << 63, "entered": 1 << 64, "call": 1 << 32}
+    limits = {"question": 1 << 63, "entered": 1 << 64, "call": len(CALLS)}
     return tuple(integer(body, name, 0, limit - 1) for name, limit in limits.items())
 
 

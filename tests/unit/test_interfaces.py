@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import os
 import re
 import shutil
 import socket
@@ -39,7 +40,7 @@ class Kernel:
         for index, (name, up, assigned) in enumerate(self.links, 1):
             if request == 18:  # RTM_GETLINK
                 flags = 0x41 if up else 0x1
-                yield struct.pack("=BxHiII", 0, 1, index, flags, 0) + attribute(3, name.encode() + b"\0")
+                yield struct.pack("=BxHiII", 0, 1, index, flags, 0) + attribute(3, os.fsencode(name) + b"\0")
                 continue
             for address, prefix, flags in assigned:
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -64,6 +65,10 @@ def host(monkeypatch):
         return [found["address"] for found in interfaces.addresses(config)]
 
     return make
+
+
+def test_a_name_that_is_no_utf_8(host):
+    assert host([("caf\udce9", True, [("10.0.0.7", 24, 0)])]) == ["10.0.0.7"]
 
 
 def test_this_host_as_the_ip_command_sees_it():

@@ -84,6 +84,23 @@ print(json.dumps([error, state, live()["qp"]]))
     assert before == "new" and nlive == 0
 
 
+def test_a_rail_that_was_never_connected_is_closed_without_the_mutex():
+    """The port is another thread's to poll meanwhile: what has come for other rails is left for that."""
+    before, after = answer("""
+a, b = End("fake0"), End(port=RdmaPort(card("fake1"), receives=50))
+a.rail.connect(b.rail.local())
+b.rail.connect(a.rail.local())
+a.mr, b.mr = a.trial.reg(a.memory), b.trial.reg(b.memory)
+other = b.port.rail(1, 1)
+assert write(a, b, imm=7) == "done"
+other.close()
+before = b.trial.counts[2]
+b.trial.poll()
+print(json.dumps([before, b.trial.take()]))
+""")
+    assert (before, after) == (0, [7])
+
+
 def test_memory_that_cannot_be_registered_is_staged():
     assert answer("""
 a, b = connected()

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 
 import pytest
 from mailboxes import Room, body
@@ -106,6 +108,80 @@ def test_a_child_of_a_fork_leaves_the_connection_alone(net):
     assert [letter.state for letter in received] == ["complete"] * 2
     assert rooms[0].got(5000) == body(1, 5000)
     ranks.close()
+
+
+def test_a_child_of_a_fork_holds_no_end_of_a_connection(net):
+    ranks = use()
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(len([entry for entry in opened() if entry.startswith("socket:")]) - len(ranks.plugs))
+        finally:
+            os._exit(255)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len([entry for entry in opened() if entry.startswith("socket:")]) > len(ranks.plugs)
+
+
+def opened():
+    """What the descriptors of this process are."""
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            yield os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:  # of the listing itself
+            continue
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_an_attempt_that_failed_leaves_nothing(net, attached):
+    """At once, not only when the wire is closed; and traffic of other peers goes on."""
+    ranks = net(3)
+    ranks.connect(0, 2)
+    room = Room(5)
+    received = ranks.trials[0].receive(room.view, 2, 3)
+
+    def attempt():
+        rails = ranks.rails(0, 1, 2)
+        inboxes = [ranks.wires[a].prepare(b, rails[i]) for i, (a, b) in enumerate(((0, 1), (1, 0)))]
+        ranks.join(rails)
+        if attached:
+            ranks.wires[0].attach(1, inboxes[1])
+        for plug in ranks.plugs[-2:]:
+            plug.close()
+        del ranks.plugs[-2:]
+        ranks.wires[0].retry(1)
+        ranks.wires[1].retry(0)
+
+    attempt()
+    before = resources()
+    for _ in range(20):
+        attempt()
+    assert resources() == before
+    ranks.trials[2].send(body(2, 5), 0, 3)
+    ranks.settle()
+    assert received.state == "complete" and room.got(5) == body(2, 5)
+
+
+CYCLE = """
+import gc, socket
+from hetccl import _tcp, _wire
+
+held = {}  # the collector clears it last, and with it the wire
+wire = _wire.Wire(0, 2, 4, 256, (held, held))
+wire.add_port(port := _tcp.TcpPort())
+ends = socket.socketpair()
+wire.prepare(1, [rail := port.rail(1, 0)])
+rail.connect(rail.local(), [ends[0].detach()])
+held["wire"] = wire
+del held, wire, port, rail
+ends[1].settimeout(10)
+print(gc.collect() > 0, ends[1].recv(1))
+"""
+
+
+def test_rails_outlive_their_wire_in_the_collectors_order():
+    """It clears a wire's dict of rails before it takes the wire, which gives their memory back at its end."""
+    done = subprocess.run([sys.executable, "-c", CYCLE], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True b''\n"), done.stderr
 
 
 # What is wrong is said.
