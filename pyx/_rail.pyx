@@ -54,11 +54,8 @@ cdef class Rail:
 cdef class Port:
     """What a communicator polls for its rails; see _rdma.RdmaPort and _tcp.TcpPort."""
 
-    def rail(self, peer, index, card):
-        """A new rail to a peer, not connected.
-
-        peer  : int, rank     index : int, among the peer's rails     card : dict, the peer's card of this transport
-        """
+    def rail(self, peer, index):
+        """A new rail to a peer, not connected. peer : int, rank     index : int, among the peer's rails"""
         raise NotImplementedError
 
     def close(self):

@@ -43,7 +43,7 @@ cdef class TcpPort(Port):
             raise OSError(error, f"no epoll for TCP connections: {os.strerror(error)}")
         self.port = &self.tcp.base
 
-    def rail(self, peer, index, card):
+    def rail(self, peer, index):
         return TcpRail(self, index)
 
     def close(self):

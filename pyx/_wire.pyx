@@ -14,16 +14,18 @@ from libc.stdint cimport uint32_t
 from hetccl._rail cimport HETCCL_RAILS, Port, Rail, hetccl_rail_t
 from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_ELENGTH, HETCCL_MOVED, hetccl_bell_ring
 from hetccl._wire_peer cimport (
-    HETCCL_WIRE_CONNECTING, HETCCL_WIRE_CTS_MAX, HETCCL_WIRE_FAILED, HETCCL_WIRE_LOST, HETCCL_WIRE_NOWHERE,
-    HETCCL_WIRE_READY, HETCCL_WIRE_UP, HETCCL_WIRE_WANTED, hetccl_wire_arrived_t, hetccl_wire_counters_t,
-    hetccl_wire_peer_address, hetccl_wire_peer_attach, hetccl_wire_peer_close, hetccl_wire_peer_close_rail,
-    hetccl_wire_peer_end, hetccl_wire_peer_go, hetccl_wire_peer_open, hetccl_wire_peer_poll, hetccl_wire_peer_resume,
-    hetccl_wire_peer_rkey,
+    HETCCL_WIRE_CELL_BYTES_MAX, HETCCL_WIRE_CELL_BYTES_MIN, HETCCL_WIRE_CELL_UNIT, HETCCL_WIRE_CELLS_MAX,
+    HETCCL_WIRE_CELLS_MIN, HETCCL_WIRE_CONNECTING, HETCCL_WIRE_CTS_MAX, HETCCL_WIRE_FAILED, HETCCL_WIRE_LOST,
+    HETCCL_WIRE_NOWHERE, HETCCL_WIRE_READY, HETCCL_WIRE_UP, HETCCL_WIRE_WANTED, hetccl_wire_arrived_t,
+    hetccl_wire_counters_t, hetccl_wire_peer_address, hetccl_wire_peer_attach, hetccl_wire_peer_close,
+    hetccl_wire_peer_close_rail, hetccl_wire_peer_end, hetccl_wire_peer_go, hetccl_wire_peer_open,
+    hetccl_wire_peer_poll, hetccl_wire_peer_resume, hetccl_wire_peer_rkey,
 )
 from hetccl._wire_poll cimport HETCCL_WIRE_PORTS, hetccl_wire_watch_add, hetccl_wire_watch_forget
 from hetccl._wire_record cimport Inbox, arrived_read, arrived_record, inbox_read
 
 from hetccl._verbs_errors import memlock_advice
+from hetccl._wire_poll import SHAPES
 from hetccl.errors import LibraryError
 
 cdef extern from "hetccl/wire.h" nogil:
@@ -44,9 +46,10 @@ cdef enum:
 
 # Between two looks of flush().
 FLUSH_SECONDS = 2e-4
-# Of a cell: at least, at most, and what is not payload.
-LEAST_CELL_BYTES = 128
-MOST_CELL_BYTES = 1 << 20
+# Of an inbox: cells of a ring, bytes of a cell (a multiple of CELL_UNIT), and what of it is not payload.
+LEAST_CELLS, MOST_CELLS = HETCCL_WIRE_CELLS_MIN, HETCCL_WIRE_CELLS_MAX
+LEAST_CELL_BYTES, MOST_CELL_BYTES = HETCCL_WIRE_CELL_BYTES_MIN, HETCCL_WIRE_CELL_BYTES_MAX
+CELL_UNIT = HETCCL_WIRE_CELL_UNIT
 HEADER_BYTES = sizeof(hetccl_wire_cell_t)
 
 # Whose epoll sets a child of this process must close.
@@ -193,8 +196,7 @@ cdef class Wire(Polled):
         if status == HETCCL_AGAIN:
             raise ValueError(f"peer: {self.describe(peer)}")
         if status == HETCCL_ELENGTH:
-            raise ValueError(f"inbox: {it.shape.ncells} cells of {it.shape.cell_bytes} bytes; a power of two from 2 to "
-                             "1024, of a multiple of 64 from 128 to 1 MiB are needed")
+            raise ValueError(f"inbox: {it.shape.ncells} cells of {it.shape.cell_bytes} bytes; {SHAPES}")
         if status != HETCCL_DONE:
             raise memory_error(peer, rails, at)
 

@@ -59,19 +59,19 @@ class Group:
 
     secret      : 16 bytes that the ranks of the communicator share and nobody else knows
     rank        : int
-    cards       : per rank, what it has said of its network; None for ranks that are not reached by it
     hosts       : str per rank, host names for messages
-    wire        : _wire.Wire     board : _board.Board     paths : {peer: net.paths.Path}
+    wire        : _wire.Wire     board : _board.Board
+    paths       : {peer: net.paths.Path}, with the ports of this rank, one for each rail, in the place of its `rails`
     timeout     : seconds in which a peer that is wanted must be reached
     connections : TCP connections for data of each rail (kind "tcp")
     """
 
-    def __init__(self, secret, rank, cards, hosts, wire, board, paths, timeout, connections=2):
+    def __init__(self, secret, rank, hosts, wire, board, paths, timeout, connections=2):
         self.process = _here()
         self.lock, self.loop = self.process.lock, self.process.begin()
         self.changed = threading.Condition(self.lock)
         self.keys = Keys.of(secret)
-        self.rank, self.nranks, self.hosts = rank, len(cards), hosts
+        self.rank, self.nranks, self.hosts = rank, len(hosts), hosts
         self.name = (self.keys.communicator, rank)
         self.wire, self.board = wire, board
         self.wake_fd = wire.wake_fd
@@ -260,10 +260,6 @@ class Group:
     def _alone(self):
         return all(pair.connection is None for pair in self.pairs.values())
 
-    def _lives(self):
-        """Whether this is the process that made it, and it is not closed."""
-        return self.process is _process and self.process.has(self)
-
 
 _guard = threading.Lock()
 
@@ -280,7 +276,7 @@ def _leave_all():
     From then on a close() takes no lock: a daemon thread that the interpreter has stopped may hold it.
     """
     if _process is not None:
-        groups = _process.all()
+        groups = _process.groups()
         for group in groups:
             group.leave()
         until = time.monotonic() + LAST_SECONDS

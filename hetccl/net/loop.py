@@ -130,7 +130,7 @@ class Helpers:
         self._waiting = deque()
         self._running = 0
 
-    def free(self):
+    def is_free(self):
         """Whether run() would run its function at once."""
         with self._lock:
             return self._running < self.limit

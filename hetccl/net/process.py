@@ -80,8 +80,8 @@ class Process:
         """Whether it is here."""
         return self._groups.get(group.name) is group
 
-    def all(self):
-        """The groups."""
+    def groups(self):
+        """All of them."""
         with self.lock:
             return list(self._groups.values())
 
@@ -175,7 +175,7 @@ class Process:
             loop.watch(sock, lambda events: self._accept(loop, sock))
 
     def _accept(self, loop, sock):
-        if not self._answering.free():
+        if not self._answering.is_free():
             loop.forget(sock)  # the backlog keeps them until a thread has ended
             return
         try:

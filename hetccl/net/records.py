@@ -3,6 +3,7 @@
 A check returns plain values, or raises HandshakeError, which names the field and nothing of its contents.
 """
 
+from hetccl import _wire
 from hetccl._calls import CALLS
 from hetccl.net.handshake import HandshakeError
 
@@ -70,10 +71,12 @@ def endpoint(body, kind, nrails):
 def _inbox(body, nrails):
     only(body, "address", "cells", "cell_bytes", "rkeys")
     integer(body, "address", 4096, (1 << 64) - 4096)
-    cells = integer(body, "cells", 2, 1024)
-    cell_bytes = integer(body, "cell_bytes", 128, 1 << 20)
-    if cells & (cells - 1) or cell_bytes % 64 or body["address"] % 64:
-        raise HandshakeError("inbox: cells is no power of two, or cell_bytes or address no multiple of 64")
+    cells = integer(body, "cells", _wire.LEAST_CELLS, _wire.MOST_CELLS)
+    cell_bytes = integer(body, "cell_bytes", _wire.LEAST_CELL_BYTES, _wire.MOST_CELL_BYTES)
+    if cells & (cells - 1) or cell_bytes % _wire.CELL_UNIT or body["address"] % _wire.CELL_UNIT:
+        raise HandshakeError(
+            f"inbox: cells is no power of two, or cell_bytes or address no multiple of {_wire.CELL_UNIT}"
+        )
     for rkey in listing(body, "rkeys", nrails):
         integer({"rkey": rkey}, "rkey", 0, (1 << 32) - 1)
     return body

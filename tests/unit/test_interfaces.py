@@ -93,7 +93,9 @@ def test_this_host_as_the_kernel_sees_it():
 
 
 def test_one_can_listen_on_each_address():
-    for found in interfaces.addresses(DEFAULTS):
+    listed = interfaces.addresses(DEFAULTS)
+    assert listed
+    for found in listed:
         family = socket.AF_INET6 if found["family"] == "IPv6" else socket.AF_INET
         scope = f"%{found['ifname']}" if found["address"].startswith("fe80") else ""
         with socket.create_server((found["address"] + scope, 0), family=family):

@@ -63,22 +63,31 @@ def test_nothing_is_left_behind(ending):
     assert after[2] <= before[2] + 4  # the allocator may have mapped some of its own
 
 
-def test_a_closed_wire_answers(net):
+def test_a_closed_wire_answers():
     ranks = use()
     ranks.close()
     wire = ranks.wires[0]
     wire.retry(1), wire.lost(1, "x"), wire.refuse(1, "x")
     assert (wire.wanted(), wire.failures(), wire.connected(), wire.counters(), wire.flush(1)) == ([], [], [], {}, True)
-    for call in (
-        lambda: wire.prepare(1, []),
-        lambda: wire.attach(1, {}),
-        lambda: wire.go(1),
-        lambda: wire.close_rail(1, 0),
-        lambda: wire.resume(1, 0, {}),
-        lambda: wire.add_port(_tcp.TcpPort()),
-    ):
-        with pytest.raises(ValueError, match="closed"):
-            call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda wire: wire.prepare(1, []),
+        lambda wire: wire.attach(1, {}),
+        lambda wire: wire.go(1),
+        lambda wire: wire.close_rail(1, 0),
+        lambda wire: wire.resume(1, 0, {}),
+        lambda wire: wire.add_port(_tcp.TcpPort()),
+    ],
+    ids=["prepare", "attach", "go", "close_rail", "resume", "add_port"],
+)
+def test_a_closed_wire_refuses(call):
+    ranks = use()
+    ranks.close()
+    with pytest.raises(ValueError, match="closed"):
+        call(ranks.wires[0])
 
 
 def test_a_child_of_a_fork_leaves_the_connection_alone(net):
@@ -160,7 +169,7 @@ held = {}  # the collector clears it last, and with it the wire
 wire = _wire.Wire(0, 2, 4, 256, (held, held))
 wire.add_port(port := _tcp.TcpPort())
 ends = socket.socketpair()
-wire.prepare(1, [rail := port.rail(1, 0, {})])
+wire.prepare(1, [rail := port.rail(1, 0)])
 rail.connect(rail.local(), [ends[0].detach()])
 held["wire"] = wire
 del held, wire, port, rail
