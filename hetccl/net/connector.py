@@ -260,10 +260,6 @@ class Group:
     def _alone(self):
         return all(pair.connection is None for pair in self.pairs.values())
 
-    def _lives(self):
-        """Whether this is the process that made it, and it is not closed."""
-        return self.process is _process and self.process.has(self)
-
 
 _guard = threading.Lock()
 

@@ -94,7 +94,7 @@ a.mr, b.mr = a.trial.reg(a.memory), b.trial.reg(b.memory)
 other = b.port.rail(1, 1)
 assert write(a, b, imm=7) == "done"
 other.close()
-before = b.trial.counts[2]
+before = b.trial.came
 b.trial.poll()
 print(json.dumps([before, b.trial.take()]))
 """)
