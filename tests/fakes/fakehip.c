@@ -207,7 +207,7 @@ EXPORT int hipMemcpyAsync(void *dst, const void *src, size_t nbytes, int kind, C
 }
 
 EXPORT int hipMemcpy(void *dst, const void *src, size_t nbytes, int kind) {
-    FORWARD(kind == 4 ? (int)cuMemcpyAsync((CUdeviceptr)dst, (CUdeviceptr)src, nbytes, NULL) : INVALID);
+    FORWARD(kind == 4 ? (int)cuMemcpy((CUdeviceptr)dst, (CUdeviceptr)src, nbytes) : INVALID);
 }
 
 EXPORT int hipMemsetD8Async(void *dst, unsigned char value, size_t count, CUstream stream) {
