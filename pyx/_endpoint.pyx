@@ -15,8 +15,8 @@ from hetccl._agree cimport (
 from hetccl._arguments cimport whole
 from hetccl._burst cimport Burst
 from hetccl._calls cimport (
-    ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, ALLTOALLV, ALLTOALLW, BARRIER, BCAST, EXSCAN, GATHERV, NCOLLECTIVES, REDUCE,
-    REDUCE_SCATTER, SCAN, SCATTERV,
+    ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, ALLTOALLV, ALLTOALLW, BARRIER, BCAST, EXSCAN, GATHERV, NCOLLECTIVES,
+    REDUCE, REDUCE_SCATTER, SCAN, SCATTERV,
 )
 from hetccl._request cimport request_new
 

@@ -15,8 +15,8 @@ from hetccl._progress cimport progress_close, progress_open, progress_stop
 from hetccl._passage cimport hetccl_ring_release
 from hetccl._rail cimport HETCCL_ENETWORK
 from hetccl._row cimport (
-    COLLECTIVE_CHECKING, COLLECTIVE_DONE, COLLECTIVE_FAILED, COLLECTIVE_GATED, row_blockers, row_close, row_open, row_poll,
-    row_push,
+    COLLECTIVE_CHECKING, COLLECTIVE_DONE, COLLECTIVE_FAILED, COLLECTIVE_GATED, row_blockers, row_close, row_open,
+    row_poll, row_push,
 )
 from hetccl._shm cimport (
     COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON,

@@ -38,7 +38,7 @@ cdef extern from "hetccl/ring.h" nogil:
     void hetccl_ring_release(hetccl_ring_t* ring)
 
 
-ctypedef struct Passage:                 # what a call on GPU buffers has besides its Collective, whose pointers are the GPU's
+ctypedef struct Passage:                 # a call on GPU buffers has it besides its Collective, whose pointers are the GPU's
     hetccl_ring_t* ring
     uint64_t first                       # the use of a piece that the first portion is; the others follow
     int64_t nportions
@@ -47,7 +47,7 @@ ctypedef struct Passage:                 # what a call on GPU buffers has beside
     int own                              # the unit of OUT that lies in its place already, or NO_UNIT
     bint returns                         # whether anything is copied from OUT to the GPU
     bint alias                           # IN's units are OUT's too
-    Part* staged                         # nin + nout parts of the portion at work, in its piece; NULL: units alike. Owned
+    Part* staged                         # owned: nin + nout parts of the portion at work; NULL: units alike
     hetccl_scale_fn scale                # what comes in is multiplied by `factor` first (premul_sum); else NULL
     uint8_t[FACTOR_BYTES] factor         # of the dtype
 

@@ -20,7 +20,7 @@ from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, ALLTOALLV, ALLTOALLW, BARRIER, BCAST, CONNECT, EXSCAN, GATHER, GATHERV,
     NCOLLECTIVES, RECV, REDUCE, REDUCE_SCATTER, REDUCE_SCATTER_BLOCK, SCATTER, SCATTERV, SEND,
 )
-from hetccl._crossing cimport Crossing, crossing_new
+from hetccl._crossing cimport crossing_new
 from hetccl._endpoint cimport has_ended
 from hetccl._launch cimport NO_PEER, Launch, launch_run
 from hetccl._layout cimport Part
@@ -42,7 +42,7 @@ cdef tuple NAMES = ("host", "CUDA", "HIP", "oneAPI")  # by HETCCL_MEM_*
 
 cdef tuple NAMES_OF_SPANS = ("recvbuf", "sendbuf")
 cdef tuple ONE_BUFFER = (BCAST, SEND, RECV)
-# Calls in which every rank has one unit for each rank in IN, or in OUT; those with the result, or the data, at the root.
+# Calls in which every rank has one unit for each rank in IN, or in OUT; those whose result, or data, are at the root.
 cdef tuple MANY_IN = (REDUCE_SCATTER_BLOCK, REDUCE_SCATTER, ALLTOALL, ALLTOALLV, ALLTOALLW)
 cdef tuple MANY_OUT = (ALLTOALL, ALLTOALLV, ALLTOALLW)
 cdef tuple TO_ROOT = (REDUCE, GATHER, GATHERV)

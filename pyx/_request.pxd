@@ -9,7 +9,7 @@ from hetccl._engine cimport Work
 from hetccl._executor cimport Executor
 from hetccl._launch cimport Launch
 from hetccl._layout cimport Part, hetccl_layout_t
-from hetccl._lists cimport Lists
+from hetccl._lists cimport Lists, Task
 from hetccl._mailbox cimport Message
 from hetccl._passage cimport Passage
 from hetccl._row cimport Collective
@@ -25,11 +25,6 @@ ctypedef struct Letter:                  # what a Message is made of, at each st
     const hetccl_layout_t* layout
     size_t nbytes                        # to send, or room
     int flags                            # enum hetccl_msg_flags
-
-
-cdef class Task:                         # what a request does itself, on the user's thread
-    cdef int before(self) except -1      # at each start
-    cdef int after(self) except -1       # once the engine is done
 
 
 cdef class Request(Lists):

@@ -26,16 +26,6 @@ from hetccl._vendor cimport VendorComm
 from hetccl._calls import CALLS
 from hetccl.errors import CommClosed, CommTimeout
 
-cdef class Task:
-    """Base of what a request does itself, on the user's thread, with the GIL."""
-
-    cdef int before(self) except -1:
-        return 0
-
-    cdef int after(self) except -1:
-        return 0
-
-
 cdef Request request_new(type kind, Executor executor, object membership, int call):
     # Named classes: Cython makes these without a look at the type's attributes.
     cdef Request request = Prequest.__new__(Prequest) if kind is Prequest else Request.__new__(Request)
@@ -170,10 +160,10 @@ cdef class Request(Lists):
     cdef bint note_queued(self, bint waits) except -1:
         """The library has the call. True if nothing is left to wait for."""
         self.active = True
-        cdef bint orders = waits and self.library_holds
-        if not self.is_queued() or orders and not self.crosses:
+        cdef bint is_held = waits and self.library_holds
+        if not self.is_queued() or is_held and not self.crosses:
             return True
-        if not orders:
+        if not is_held:
             self.event = mark_end(self.vendor, self.event, self.launch.stream)
         if waits:
             self.hold()

@@ -52,11 +52,17 @@ REAL = tuple(("cupy", "AB", "GG", env) for env in ((), ONE_CONNECTION, BLOCKING)
 COMPARING = "check_compared_calls"
 # Of the checks inside an island, those that hold between islands too.
 INSIDE_ONLY = {"check_graph"}
+OUTSIDE = [name for name in jobs.check_names(OF_STREAMS) if name not in INSIDE_ONLY]
 CASES = [
     *((CHECKS, layout, name) for layout in LAYOUTS for name in jobs.check_names(CHECKS) if name != COMPARING),
     *((CHECKS, (*layout[:3], layout[3] + COMPARED), COMPARING) for layout in LAYOUTS),
     *((STREAMS, layout, name) for layout in REAL for name in jobs.check_names(STREAMS)),
-    *((OF_STREAMS, layout, name) for layout in REAL for name in jobs.check_names(OF_STREAMS) if name not in INSIDE_ONLY),
+    *(
+        (OF_STREAMS, layout, name)
+        for layout in REAL
+        for name in jobs.check_names(OF_STREAMS)
+        if name not in INSIDE_ONLY
+    ),
 ]
 JOB_S = 280
 
