@@ -8,6 +8,7 @@ ones on the two highest tags. After construction nothing here calls MPI but `fil
 
 import atexit
 import functools
+import operator
 import pickle
 import time
 import weakref
@@ -123,6 +124,15 @@ class Membership:
         if vendor == topology.HOST and not oneccl.prepare(self.members, self.rank, self.settings, gather):
             return None
         return island.open_island(vendor, device, self.rank, self.size, self.members, self.settings, gather, call)
+
+    def open_device(self, vendor, device):
+        """This rank's GPU, for calls between islands: (_runtime.Runtime, index). Raises what opening it does."""
+        if not hasattr(device, "__index__"):
+            raise TypeError(f"device: expected a whole number, got {type(device).__name__}")
+        runtime = vendors.open_runtime(vendor, self.settings)
+        if not 0 <= operator.index(device) < runtime.device_count():
+            raise ValueError(f"device: {device} is none of the {runtime.device_count()} that this process can see")
+        return runtime, operator.index(device)
 
     def peers_of(self, child):
         """(rank in it, pid) of a child communicator's other ranks on this host; see VendorComm."""

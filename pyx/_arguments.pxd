@@ -15,6 +15,7 @@ cdef int64_t tag_of(object value, str argument) except -2
 cdef int refuse_stream(object stream) except -1
 
 # A reduction's buffers: elements one after another.
+cdef int refuse_function() except -1
 cdef int reducible(Span* span, str argument) except -1
 
 # The MPI datatype that a spec names, or None.

@@ -29,6 +29,10 @@ cdef int refuse_stream(object stream) except -1:
     return 0
 
 
+cdef int refuse_function() except -1:
+    raise TypeError("op: a function of the user's runs on host memory, and the buffers are in GPU memory")
+
+
 cdef int reducible(Span* span, str argument) except -1:
     if span.layout != NULL:
         raise TypeError(f"{argument}: a reduction takes elements that lie one after another; this datatype leaves "

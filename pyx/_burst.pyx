@@ -31,7 +31,7 @@ cdef int queue_together(list requests) except -1:
         check_own_messages(requests)
         for request in requests:
             request.compare()
-        vendor = (<Request>requests[0]).vendor
+        vendor = <VendorComm>(<Request>requests[0]).vendor
         launch_group_begin(vendor)
         try:
             # Collectives first, whose order is the same on all ranks; messages are exchanged together.

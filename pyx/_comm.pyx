@@ -99,7 +99,7 @@ cdef class Comm(Messages):
         # If this raises, mpi is not freed: that is collective, and the ranks do not agree any more.
         comm = type(self)(mpi)
         comm.owns_mpi = True
-        comm.vendor = vendor
+        comm.gpu = comm.vendor = vendor
         return comm
 
     @property

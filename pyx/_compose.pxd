@@ -7,7 +7,8 @@ from hetccl._layout cimport hetccl_layout_t
 from hetccl._kernels cimport FACTOR_BYTES, hetccl_scale_fn
 from hetccl._op cimport Op
 from hetccl._executor cimport Executor
-from hetccl._request cimport Letter, Request, Task
+from hetccl._lists cimport Task
+from hetccl._request cimport Letter, Request
 
 
 # Uninitialised memory that lives as long as the request's buffers.

@@ -11,6 +11,12 @@ from hetccl._program cimport Choice, Program
 from hetccl._request cimport Deferred, Request
 
 
+cdef enum:
+    # A portion of a large reduction, and between islands of every large collective. Smaller ones synchronise the ranks
+    # more often, larger ones have left the cache before the peers read them; measured on 2 to 8 ranks
+    # (docs/performance.md).
+    PORTION_BYTES = 8388608
+
 cdef bint has_ended                      # no call is possible any more in this process
 
 
@@ -52,6 +58,7 @@ cdef class Endpoint:
     # ... or on its parts, of which OUT's begin after nin. nin, nout: 0 where this rank has no such buffer.
     cdef int aim_parts(self, Request request, int plan, int root, int nin, int nout, size_t itemsize,
                        bint in_place) except -1
+    cdef int64_t portion_of(self, int plan, size_t itemsize) noexcept
     # HETCCL_CHECK: what this rank says of the call. nbytes sent to and expected from ranks come by expect().
     cdef int declare(self, Request request, int root, int64_t op, Span* given, int64_t count) except -1
     cdef int expect(self, Request request, int peer, int64_t sends, int64_t expects) except -1

@@ -5,7 +5,7 @@ Threads may share a communicator. The order in which collectives enter, over all
 as in MPI. The GIL is held but for waits.
 """
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport INT64_MAX, int64_t
 from libc.stdlib cimport calloc
 
 from hetccl._abi cimport HETCCL_MEM_HOST
@@ -15,7 +15,8 @@ from hetccl._agree cimport (
 from hetccl._arguments cimport whole
 from hetccl._burst cimport Burst
 from hetccl._calls cimport (
-    ALLGATHER, ALLGATHERV, ALLTOALL, ALLTOALLV, ALLTOALLW, GATHERV, NCOLLECTIVES, REDUCE_SCATTER, SCATTERV,
+    ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, ALLTOALLV, ALLTOALLW, BARRIER, BCAST, EXSCAN, GATHERV, NCOLLECTIVES,
+    REDUCE, REDUCE_SCATTER, SCAN, SCATTERV,
 )
 from hetccl._request cimport request_new
 
@@ -38,6 +39,8 @@ cdef enum:
 cdef enum:
     PAST_CACHE_BYTES = 16777216
 
+# Calls that have one unit, whatever the number of ranks.
+cdef tuple ONE_UNIT = (ALLREDUCE, REDUCE, BCAST, BARRIER, SCAN, EXSCAN)
 # Calls whose units may differ in length.
 UNEVEN = frozenset((GATHERV, SCATTERV, ALLGATHERV, REDUCE_SCATTER, ALLTOALLV, ALLTOALLW))
 
@@ -89,12 +92,12 @@ cdef class Batch:
         first = None
         try:
             # A receive that is deferred would block the stream on which this group's sends come.
-            endpoint.deferred.flush_with([request for request, _ in calls if (<Request>request).is_queued()])
+            endpoint.deferred.flush_with([request for request, _ in calls if is_for_library(request)])
         except Exception as error:  # noqa: BLE001 - host calls are in no group of the library's
             first = error
         for request, _ in calls:
             try:
-                if not request.is_queued():
+                if not is_for_library(request):
                     request.go()
             except Exception as error:  # noqa: BLE001 - the calls before it have begun
                 first = first or error
@@ -106,6 +109,10 @@ cdef class Batch:
         if first is not None:
             raise first
         return 0
+
+
+cdef bint is_for_library(Request request) noexcept:
+    return request.is_queued() and not request.crosses
 
 
 cdef class Endpoint:
@@ -193,7 +200,8 @@ cdef class Endpoint:
         request.collective.program = <void*>program
         request.collective.source = <unsigned char*>source
         request.collective.target = <unsigned char*>target
-        request.collective.count = request.collective.portion = count
+        request.collective.count = count
+        request.collective.portion = min(count, self.portion_of(plan, itemsize))
         request.collective.itemsize = itemsize
         return 0
 
@@ -214,8 +222,17 @@ cdef class Endpoint:
         request.collective.past_cache = received >= PAST_CACHE_BYTES
         request.collective.in_parts = parts if nin else NULL
         request.collective.out_parts = parts + nin if nout else NULL
-        request.collective.count = request.collective.portion = longest // <int64_t>itemsize
+        request.collective.count = longest // <int64_t>itemsize
+        request.collective.portion = min(request.collective.count, self.portion_of(plan, itemsize))
         return 0
+
+    cdef int64_t portion_of(self, int plan, size_t itemsize) noexcept:
+        """Elements of a unit that run at once: of several islands the same on all ranks, whichever have GPU buffers,
+        whose portions overlap with the copies to and from pinned memory."""
+        cdef int64_t nunits = 1 if plan in ONE_UNIT else self.size
+        if len(self.islands) == 1:
+            return INT64_MAX
+        return max(<int64_t>1, PORTION_BYTES // nunits // <int64_t>itemsize)
 
     cdef int declare(self, Request request, int root, int64_t op, Span* given, int64_t count) except -1:
         cdef Program program
@@ -229,7 +246,7 @@ cdef class Endpoint:
         request.check.mine[CHECK_OP] = op
         request.check.mine[CHECK_DTYPE] = -1 if given == NULL else given.dtype
         request.check.mine[CHECK_COUNT] = count
-        request.check.mine[CHECK_MEMORY] = HETCCL_MEM_HOST if given == NULL else given.kind
+        request.check.mine[CHECK_MEMORY] = HETCCL_MEM_HOST if given == NULL or request.crosses else given.kind
         request.check.mine[CHECK_FORTRAN] = given != NULL and given.fortran
         request.collective.check = &request.check
         return 0

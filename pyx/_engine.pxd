@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from hetccl._board cimport Board
 from hetccl._mailbox cimport Mailbox, Message, Probed
+from hetccl._passage cimport hetccl_ring_t
 from hetccl._program cimport Link
 from hetccl._progress cimport Progress
 from hetccl._row cimport Collective, Row
@@ -16,6 +17,7 @@ ctypedef struct Work:                    # what one call is about; lives inside 
     Collective* collective               # NULL: messages
     Message* messages
     int nmessages
+    bint compared_only                   # a wait for it ends when the ranks' calls have been compared
     Probed* probed                       # not NULL: the work is to find a message like messages[0], which is not posted
     int64_t idle_ns                      # since when a wait for it has seen nothing move; 0 while something does
     uint64_t moves                       # the engine's, at idle_ns
@@ -35,6 +37,12 @@ cdef class Engine:
     cdef Mailbox mailbox
     cdef Progress progress               # its mutex guards row, mailbox, links and `broken`
     cdef bint broken                     # nothing is polled any more
+    cdef hetccl_ring_t* ring             # of calls on GPU buffers, whose streams wait for the engine; or NULL
+    cdef uint8_t* mask                   # nranks, of watch_over()
+    cdef int64_t patience_ns             # how long nothing may move while a stream waits
+    cdef int64_t watched_ns              # when the thread last looked at the ranks
+    cdef int64_t stuck_ns                # since when nothing has moved, and what `moves` was
+    cdef uint64_t stuck_moves
     cdef uint64_t moves                  # polls that moved something, whoever polled
     cdef int owner_pid
 
@@ -51,6 +59,11 @@ cdef class Engine:
     cdef bint has_ended(self, Work* work) noexcept nogil
     cdef int poll_in_thread(self) noexcept nogil
     cdef bint has_work(self) noexcept nogil
+    # For streams that wait: let them go when the communicator breaks, and break it when a rank is gone. With the mutex
+    # and without the GIL, as the thread has it.
+    cdef void watch_over(self) noexcept nogil
+    cdef int hopeless(self, int64_t now, int* culprit) noexcept nogil
+    cdef void serve(self, hetccl_ring_t* ring, int64_t patience_ns) noexcept nogil
     # Why the traffic with a peer ended, for the fault word; status: a transport's.
     cdef int reason_of(self, int status, int peer) noexcept nogil
     # Break the communicator for all ranks; break_off() under the mutex.

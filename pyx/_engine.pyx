@@ -6,22 +6,40 @@ a peer, and nothing takes the GIL under the mutex. A fault ends all: the peers h
 
 cimport cython
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
 from hetccl._board cimport Board
 from hetccl._mailbox cimport ANY, MESSAGE_COMPLETE, MESSAGE_FAILED, Message, mailbox_new
 from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_unlock
 from hetccl._progress cimport progress_close, progress_open, progress_stop
+from hetccl._passage cimport hetccl_ring_release
 from hetccl._rail cimport HETCCL_ENETWORK
-from hetccl._row cimport COLLECTIVE_DONE, COLLECTIVE_FAILED, row_blockers, row_close, row_open, row_poll, row_push
+from hetccl._row cimport (
+    COLLECTIVE_CHECKING, COLLECTIVE_DONE, COLLECTIVE_FAILED, COLLECTIVE_GATED, row_blockers, row_close, row_open,
+    row_poll, row_push,
+)
 from hetccl._shm cimport (
-    COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_MOVED, HETCCL_REASON_DEAD,
-    HETCCL_REASON_LEFT, HETCCL_REASON_NETWORK, POINT_TO_POINT, hetccl_bell_ring, hetccl_shm_transport,
+    COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON,
+    HETCCL_MOVED, HETCCL_REASON_DEAD, HETCCL_REASON_LEFT, HETCCL_REASON_NETWORK, HETCCL_REASON_TIMEOUT, POINT_TO_POINT,
+    hetccl_bell_ring, hetccl_now_ns, hetccl_shm_transport,
 )
 from hetccl._wire_peer cimport hetccl_wire_transport
 from hetccl._wire_poll cimport wire_listen
 
 cdef extern from "<unistd.h>":
     int getpid() noexcept nogil
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #define engine_load(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
+    """
+    uint64_t hetccl_load "engine_load"(uint64_t* word) noexcept nogil
+
+cdef enum:
+    NOBODY = -1
+    # Between two looks of the thread at the ranks for which streams wait; as often as a call that waits looks.
+    WATCH_NS = 50000000
 
 
 # Its parts point at each other: cleared in the wrong order by the collector of cycles, the thread would lose its
@@ -42,7 +60,8 @@ cdef class Engine:
         self.network = network
         self.wire = None if network is None else network.wire
         self.links = <Link*>calloc(4 * self.nranks, sizeof(Link))
-        if self.links == NULL:
+        self.mask = <uint8_t*>calloc(self.nranks, 1)
+        if self.links == NULL or self.mask == NULL:
             raise MemoryError()
         for traffic in range(2):
             for receive in range(2):
@@ -59,6 +78,8 @@ cdef class Engine:
         # Before the collector of cycles takes requests apart that the thread still works on.
         if self.progress.poll != NULL and getpid() == self.owner_pid:
             progress_stop(&self.progress)
+            if self.ring != NULL:
+                hetccl_ring_release(self.ring)
             # Nor may a peer take for a message what lies in their memory afterwards, or write there.
             self.board.leave()
             if self.network is not None:
@@ -72,6 +93,7 @@ cdef class Engine:
             progress_close(&self.progress)
         row_close(&self.row)
         free(self.links)
+        free(self.mask)
 
     cdef void open_link(self, int traffic, bint receive, int peer) noexcept:
         cdef Link* link = self.link(traffic, receive) + peer
@@ -132,6 +154,8 @@ cdef class Engine:
     cdef void break_off(self, int reason, int culprit) noexcept nogil:
         """Break the communicator for all ranks: the peers hold half of what is under way. Under the mutex."""
         self.broken = True
+        if self.ring != NULL:
+            hetccl_ring_release(self.ring)
         # Their owners, and the memory that the peers write to, may go away from now on.
         if self.wire is not None:
             self.wire.quiet()
@@ -158,6 +182,8 @@ cdef class Engine:
         return status
 
     cdef bint has_ended(self, Work* work) noexcept nogil:
+        if work.compared_only and work.collective.state > COLLECTIVE_CHECKING:
+            return True
         if work.probed != NULL:
             return self.mailbox.probe(work.messages.peer, work.messages.tag, work.probed)
         # What has failed in part ends at once: a receive from anybody, say, may never come.
@@ -192,10 +218,56 @@ cdef class Engine:
         if not self.has_work() or self.broken:
             return HETCCL_DONE
         status = self.poll_locked()
+        if self.ring != NULL:
+            self.watch_over()
         # A call that began to wait while this poll ran may sleep for what it has moved.
         if status == HETCCL_MOVED and self.progress.drivers > 0:
             hetccl_bell_ring(self.mine)
         return status
+
+    cdef void serve(self, hetccl_ring_t* ring, int64_t patience_ns) noexcept nogil:
+        """Complete calls of a ring from now on; of none, for NULL."""
+        hetccl_mutex_lock(&self.progress.mutex)
+        if self.broken and ring != NULL:
+            hetccl_ring_release(ring)
+        self.ring, self.patience_ns = ring, patience_ns
+        hetccl_mutex_unlock(&self.progress.mutex)
+
+    cdef void watch_over(self) noexcept nogil:
+        cdef int64_t now = hetccl_now_ns()
+        cdef int reason, culprit = self.rank
+        if now - self.watched_ns < WATCH_NS or self.broken or self.row.head == NULL:
+            return
+        self.watched_ns = now
+        reason = self.hopeless(now, &culprit)
+        if reason != 0 and not self.broken:
+            self.break_off(reason, culprit)
+
+    cdef int hopeless(self, int64_t now, int* culprit) noexcept nogil:
+        """Why nothing will ever come of the head of the row, for the fault word; 0: there is hope."""
+        cdef uint64_t fault = hetccl_load(self.board.fault_word)
+        cdef int peer, lost = NOBODY
+        if fault != 0:
+            culprit[0] = HETCCL_FAULT_CULPRIT(fault)
+            return HETCCL_FAULT_REASON(fault)
+        memset(self.mask, 0, self.nranks)
+        row_blockers(&self.row, self.mask)
+        for peer in range(self.nranks):
+            if not self.mask[peer] or peer == self.rank:
+                continue
+            culprit[0] = peer
+            # Only a connection tells of the end of a rank on another host.
+            if self.board.is_far(peer):
+                self.wire.want(peer)
+            if self.board.gone(peer) != 0:
+                lost = peer
+        # What it sent before it ended may have come since the last poll.
+        if lost != NOBODY and self.poll_locked() == HETCCL_AGAIN:
+            culprit[0] = lost
+            return self.reason_of(HETCCL_EPEER, lost)
+        if self.moves != self.stuck_moves or self.row.head == NULL or self.row.head.state == COLLECTIVE_GATED:
+            self.stuck_moves, self.stuck_ns = self.moves, now
+        return HETCCL_REASON_TIMEOUT if now - self.stuck_ns > self.patience_ns else 0
 
     cdef bint has_work(self) noexcept nogil:
         if self.row.head != NULL or self.mailbox.npending > 0 or self.mailbox.nbusy > 0:

@@ -1,4 +1,9 @@
-"""Lists of requests."""
+"""Lists of requests, and what else a request needs of its kind."""
+
+
+cdef class Task:                         # what a request does itself, on the user's thread, with the GIL
+    cdef int before(self) except -1      # at each start
+    cdef int after(self) except -1       # once the engine is done
 
 
 cdef class Lists:

@@ -31,6 +31,16 @@ def register_mpi_requests(request_type, undefined, status_type, status_clearer):
     clear_status = status_clearer
 
 
+cdef class Task:
+    """Base of what a request does itself."""
+
+    cdef int before(self) except -1:
+        return 0
+
+    cdef int after(self) except -1:
+        return 0
+
+
 cdef bint is_mpi_request(object other):
     return isinstance(other, mpi_request)
 

@@ -16,7 +16,7 @@ cdef enum:
     PAUSE_NS = 20000
 
 
-cdef void* mark_end(VendorComm vendor, void* event, void* stream) except NULL:
+cdef void* mark_end(WatchedComm vendor, void* event, void* stream) except NULL:
     cdef void* saved = NULL
     cdef int code = 0
     vendor.runtime.check(vendor.gpu.enter(vendor.device, &saved), "enter")
@@ -36,7 +36,7 @@ cdef void mark_free(const hetccl_runtime_t* gpu, int device, void* event) noexce
         gpu.leave(saved)
 
 
-cdef int query(VendorComm vendor, void* event) noexcept nogil:
+cdef int query(WatchedComm vendor, void* event) noexcept nogil:
     """The event's state, from whatever thread."""
     cdef void* saved = NULL
     cdef int code = vendor.gpu.enter(vendor.device, &saved)
@@ -46,7 +46,7 @@ cdef int query(VendorComm vendor, void* event) noexcept nogil:
     return code
 
 
-cdef bint mark_is_reached(VendorComm vendor, void* event, int call) except -1:
+cdef bint mark_is_reached(WatchedComm vendor, void* event, int call) except -1:
     cdef int code
     if vendor.lost:
         vendor.usable(CALLS[call])
@@ -57,7 +57,7 @@ cdef bint mark_is_reached(VendorComm vendor, void* event, int call) except -1:
     return True
 
 
-cdef int mark_await(VendorComm vendor, void* event, int call) except -1:
+cdef int mark_await(WatchedComm vendor, void* event, int call) except -1:
     cdef int64_t began = hetccl_now_ns(), looked, now
     cdef int code
     while True:

@@ -6,19 +6,21 @@ that buffer's device is the communicator's. The GIL is held.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uintptr_t
-from libc.string cimport memset
+from libc.stdlib cimport calloc
+from libc.string cimport memcpy, memset
 
 from hetccl._abi cimport (
     HETCCL_AVG, HETCCL_BOOL, HETCCL_FLOAT8_E4M3, HETCCL_FLOAT8_E5M2, HETCCL_FLOAT16, HETCCL_MAX, HETCCL_MEM_CUDA,
     HETCCL_MEM_HIP, HETCCL_MEM_HOST, HETCCL_MIN, HETCCL_SUM, HETCCL_UINT8,
 )
-from hetccl._arguments cimport refuse_stream
+from hetccl._arguments cimport refuse_function, refuse_stream
 from hetccl._array cimport DEVICE_UNKNOWN
 from hetccl._buffer cimport dtype_name, is_in_place, span_clear, span_ends_before, span_of, span_release
 from hetccl._calls cimport (
-    ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, BARRIER, BCAST, CONNECT, RECV, REDUCE, REDUCE_SCATTER_BLOCK, SCATTER,
-    SEND,
+    ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, ALLTOALLV, ALLTOALLW, BARRIER, BCAST, CONNECT, EXSCAN, GATHER, GATHERV,
+    NCOLLECTIVES, RECV, REDUCE, REDUCE_SCATTER, REDUCE_SCATTER_BLOCK, SCATTER, SCATTERV, SEND,
 )
+from hetccl._crossing cimport crossing_new
 from hetccl._endpoint cimport has_ended
 from hetccl._launch cimport NO_PEER, Launch, launch_run
 from hetccl._layout cimport Part
@@ -26,9 +28,11 @@ from hetccl._mailbox cimport ANY
 from hetccl._marks cimport mark_await
 from hetccl._mr_notes cimport buffer_note, register_begin, register_end
 from hetccl._op cimport KIND_BUILTIN, KIND_PREMUL, KIND_USER, op_of
+from hetccl._passage cimport NO_UNIT, Passage
 from hetccl._reducible cimport launch_reduces
 from hetccl._request cimport Letter
 from hetccl._stream cimport stream_for
+from hetccl._watched cimport WatchedComm
 
 from hetccl._calls import CALLS
 from hetccl.errors import CommClosed
@@ -38,6 +42,11 @@ cdef tuple NAMES = ("host", "CUDA", "HIP", "oneAPI")  # by HETCCL_MEM_*
 
 cdef tuple NAMES_OF_SPANS = ("recvbuf", "sendbuf")
 cdef tuple ONE_BUFFER = (BCAST, SEND, RECV)
+# Calls in which every rank has one unit for each rank in IN, or in OUT; those whose result, or data, are at the root.
+cdef tuple MANY_IN = (REDUCE_SCATTER_BLOCK, REDUCE_SCATTER, ALLTOALL, ALLTOALLV, ALLTOALLW)
+cdef tuple MANY_OUT = (ALLTOALL, ALLTOALLV, ALLTOALLW)
+cdef tuple TO_ROOT = (REDUCE, GATHER, GATHERV)
+cdef tuple FROM_ROOT = (BCAST, SCATTER, SCATTERV)
 
 # What the libraries for host buffers have as one function; the engine has all.
 cdef tuple HOST_CALLS = (ALLREDUCE, REDUCE, BCAST, ALLGATHER, REDUCE_SCATTER_BLOCK, ALLTOALL, SCATTER)
@@ -55,7 +64,7 @@ cdef class Placement(Endpoint):
         cdef Span* recv = &request.recv
         cdef int kind
         if request.vendor is not None:
-            return request.is_queued()
+            return request.is_queued() and not request.crosses
         kind = recv.kind if recv.owner != NULL else send.kind if send.owner != NULL else HETCCL_MEM_HOST
         if send.owner != NULL and send.kind != kind:
             raise ValueError(f"sendbuf: is {NAMES[send.kind]} memory, recvbuf {NAMES[kind]} memory; one call works "
@@ -66,7 +75,7 @@ cdef class Placement(Endpoint):
                 self.note_buffers(request)
             return False
         self.place_on_device(request, kind)
-        return True
+        return not request.crosses
 
     cdef int note_buffers(self, Request request) except -1:
         """Let RDMA devices reach large buffers directly, if it is known how long their memory stays."""
@@ -86,24 +95,27 @@ cdef class Placement(Endpoint):
         cdef Span* spans[2]
         cdef Span* span
         cdef int i
-        cdef VendorComm vendor = self.vendor
         spans[0], spans[1] = &request.recv, &request.send
         span = spans[0] if spans[0].owner != NULL else spans[1]
-        if vendor is None:
+        if self.gpu is None:
             device = span.device
             if device == DEVICE_UNKNOWN:
                 device = self.membership.device_of(VENDORS.get(kind), <uintptr_t>span.ptr)
             self.connect(kind, device, request.work.call)
-            vendor = self.vendor
+        request.crosses = self.crossing is not None
+        if request.crosses and request.work.call >= NCOLLECTIVES:
+            raise NotImplementedError(f"{CALLS[request.work.call]}: messages in GPU memory stay inside one island in "
+                                      f"this version, and there are {len(self.islands)}: {self.names_of_islands()}. "
+                                      "Copy to host buffers, or use a collective")
         for i in range(2):
             if spans[i].owner != NULL:
                 self.check_device(spans[i], "buf" if request.work.call in ONE_BUFFER else NAMES_OF_SPANS[i])
-        request.vendor, request.gpu, request.device = vendor, vendor.gpu, vendor.device
+        request.vendor, request.gpu, request.device = self.gpu, self.gpu.gpu, self.gpu.device
         request.take_stream()
         return 0
 
     cdef int check_device(self, Span* span, str argument) except -1:
-        cdef VendorComm vendor = self.vendor
+        cdef WatchedComm vendor = self.gpu
         device = span.device
         # __cuda_array_interface__ is HIP's too.
         if span.kind != vendor.runtime.kind and device != DEVICE_UNKNOWN:
@@ -182,7 +194,7 @@ cdef class Placement(Endpoint):
     cdef int reduce_on_device(self, Request request, Op op, OpChoice* choice, Span* given) except -1:
         name = self.vendor.ccl.name
         if choice.kind == KIND_USER:
-            raise TypeError("op: a function of the user's runs on host memory, and the buffers are in GPU memory")
+            refuse_function()
         if not launch_reduces(&request.launch, given.dtype, choice, self.size):
             raise TypeError(f"op: {name} has no {op.name} of {dtype_name(given.dtype)}, and the buffers are in GPU "
                             "memory; reduce host copies instead")
@@ -216,21 +228,53 @@ cdef class Placement(Endpoint):
 
     cdef int aim(self, Request request, int plan, int root, void* source, void* target, int64_t count, size_t itemsize,
                  bint in_place) except -1:
-        if request.vendor is not None:
+        if request.vendor is not None and not request.crosses:
             self.fill_launch(request, root, source, target, count, itemsize, in_place)
             if request.is_queued():
                 return self.aim_comparison(request)
-        return Endpoint.aim(self, request, plan, root, source, target, count, itemsize, in_place)
+        Endpoint.aim(self, request, plan, root, source, target, count, itemsize, in_place)
+        if request.crosses:
+            self.aim_across(request, root, in_place)
+        return 0
+
+    cdef int aim_across(self, Request request, int root, bint in_place) except -1:
+        """Which units of a collective come from the GPU, and which go back."""
+        cdef Passage* passage = &request.passage
+        cdef int call = request.work.call
+        cdef bint at_root = self.rank == root
+        cdef bint gathers = call == ALLGATHER or call == ALLGATHERV or (at_root and (call == GATHER or call == GATHERV))
+        cdef bint scatters = at_root and (call == SCATTER or call == SCATTERV)
+        passage.ring, passage.alias = self.crossing.ring, in_place
+        passage.nin = self.size if scatters or call in MANY_IN else 1
+        passage.nout = self.size if gathers or call in MANY_OUT else 1
+        if call in TO_ROOT and not at_root:
+            passage.nout = 0
+        elif call in FROM_ROOT and not at_root:
+            passage.nin = 0
+        elif call == BCAST:
+            passage.nout = 0
+        passage.own = self.rank if request.send.owner == NULL and passage.nout > 1 else NO_UNIT
+        # A part in place at the root of a scatter stays, and so does what the first rank of an Exscan has.
+        passage.returns = request.recv.owner != NULL and not (call == EXSCAN and self.rank == 0)
+        request.collective.passage = passage
+        return 0
 
     cdef int aim_parts(self, Request request, int plan, int root, int nin, int nout, size_t itemsize,
                        bint in_place) except -1:
         cdef Part* parts = request.parts
         cdef int i
-        if not self.place(request):
-            return Endpoint.aim_parts(self, request, plan, root, nin, nout, itemsize, in_place)
-        for i in range(nin + nout):
+        cdef bint by_library = self.place(request)
+        for i in range(nin + nout if by_library or request.crosses else 0):
             if parts[i].layout != NULL:
                 raise NotImplementedError("datatypes: one with gaps is not packed in GPU memory by this version")
+        if not by_library:
+            Endpoint.aim_parts(self, request, plan, root, nin, nout, itemsize, in_place)
+            if request.crosses:
+                request.passage.staged = <Part*>calloc(max(1, nin + nout), sizeof(Part))
+                if request.passage.staged == NULL:
+                    raise MemoryError()
+                memcpy(request.passage.staged, parts, (nin + nout) * sizeof(Part))
+            return 0
         self.fill_launch(request, root, NULL, request.recv.ptr, 1, itemsize, in_place)
         request.launch.in_parts = parts if nin else NULL
         request.launch.out_parts = parts + nin if nout else NULL
@@ -286,11 +330,14 @@ cdef class Placement(Endpoint):
         if name is None:
             raise NotImplementedError(f"{CALLS[call]}: buffers in the memory of this kind of GPU are not supported")
         if len(self.islands) > 1:
-            islands = ", ".join(f"{island.label} (ranks {list(island.ranks)})" for island in self.islands)
-            raise NotImplementedError(f"{CALLS[call]}: GPU buffers work inside one island in this version; there are "
-                                      f"{len(self.islands)}: {islands}. Copy to host buffers")
-        self.vendor = self.membership.open_island(name, device, self._exchange, CALLS[call])
+            runtime, device = self.membership.open_device(name, device)
+            self.gpu = self.crossing = crossing_new(self.executor, runtime, device)
+        else:
+            self.gpu = self.vendor = self.membership.open_island(name, device, self._exchange, CALLS[call])
         return 0
+
+    cdef str names_of_islands(self):
+        return ", ".join(f"{island.label} (ranks {list(island.ranks)})" for island in self.islands)
 
     def _exchange(self, bytes mine):
         """Every rank's bytes, in rank order, by the engine."""
@@ -337,16 +384,18 @@ cdef class Placement(Endpoint):
         for request in list(self.executor.inflight.values()):
             if request.is_queued() and request.event != NULL and not request.vendor.lost:
                 mark_await(request.vendor, request.event, request.work.call)
+        if self.crossing is not None:
+            self.crossing.await_streams()
         return 0
 
     cdef int leave_vendors(self) except -1:
         failure = None
-        for part in (*self.registrations, self.vendor, self.host_vendor):
+        for part in (*self.registrations, self.vendor, self.host_vendor, self.crossing):
             try:
                 if isinstance(part, Registration):
                     part.Free()
                 elif part is not None:
-                    (<VendorComm>part).close()
+                    part.close()
             except Exception as error:  # noqa: BLE001 - the others are left all the same
                 failure = failure or error
         if failure is not None:

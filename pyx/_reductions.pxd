@@ -29,4 +29,4 @@ cdef class Reductions(Placement):
     cdef int folded(self, Request request, Op op, int root, void* source, int64_t count, Span* given,
                     object datatype) except -1
     cdef Request folded_uneven(self, Request request, Op op, OpChoice* choice, object datatype)
-    cdef Fold fold_of(self, Op op, int64_t count, Span* given, object datatype)
+    cdef Fold fold_of(self, Request request, Op op, int64_t count, Span* given, object datatype)

@@ -5,12 +5,13 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from hetccl._abi cimport HETCCL_AVG, HETCCL_RAW
-from hetccl._arguments cimport datatype_in, match, match_kinds, reducible, span_bytes, whole
+from hetccl._arguments cimport datatype_in, match, match_kinds, reducible, refuse_function, span_bytes, whole
 from hetccl._buffer cimport is_in_place, span_check_overlap, span_of
 from hetccl._calls cimport (
     ALLGATHER, ALLREDUCE, ALLTOALL, ALLTOALLV, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, REDUCE_SCATTER_BLOCK, SCAN,
 )
 from hetccl._compose cimport Fold, Move, Scale, temporary
+from hetccl._endpoint cimport PORTION_BYTES
 from hetccl._kernels cimport FACTOR_BYTES
 from hetccl._layout cimport Part
 from hetccl._op cimport KIND_PREMUL, KIND_USER, op_of
@@ -18,11 +19,6 @@ from hetccl._request cimport Prequest
 
 from hetccl._calls import CALLS
 from hetccl._op import SUM
-
-cdef enum:
-    # A portion of a large reduction. Smaller ones synchronise the ranks more often, larger ones have left the cache
-    # before the peers read them; measured on 2 to 8 ranks (docs/performance.md).
-    PORTION_BYTES = 8388608
 
 
 cdef class Reductions(Placement):
@@ -191,7 +187,7 @@ cdef class Reductions(Placement):
         if choice.kind == KIND_USER and not on_device:
             return self.folded_uneven(request, op, &choice, datatype_in(recvbuf))
         parts[self.size].ptr = <uint8_t*>request.recv.ptr
-        if in_place and not on_device:
+        if in_place and not on_device and not request.crosses:
             # The result lies over the first units, which the peers may still read.
             parts[self.size].ptr = temporary(request, parts[self.rank].nbytes)
             move = Move.__new__(Move)
@@ -320,13 +316,18 @@ cdef class Reductions(Placement):
         cdef int64_t portion = PORTION_BYTES // <int64_t>request.collective.itemsize
         request.collective.reduce = choice.reduce
         request.collective.divisor = self.size if choice.code == HETCCL_AVG else 0
-        request.collective.portion = min(max(<int64_t>1, portion), request.collective.count)
+        request.collective.portion = min(max(<int64_t>1, portion), request.collective.portion)
         return 0
 
     cdef void* scaled(self, Request request, OpChoice* choice, void* source, int64_t operand,
                       size_t itemsize) except? NULL:
         """Where this rank's operands, times its factor, will lie."""
-        cdef Scale task = Scale.__new__(Scale)
+        cdef Scale task
+        if request.crosses:
+            request.passage.scale = choice.scale
+            memcpy(&request.passage.factor[0], &choice.factor[0], FACTOR_BYTES)
+            return source
+        task = Scale.__new__(Scale)
         task.scale, task.source, task.count = choice.scale, source, operand
         memcpy(&task.factor[0], &choice.factor[0], FACTOR_BYTES)
         task.target = temporary(request, operand * itemsize)
@@ -336,7 +337,7 @@ cdef class Reductions(Placement):
     cdef int folded(self, Request request, Op op, int root, void* source, int64_t count, Span* given,
                     object datatype) except -1:
         """Let the engine bring the operands together, and fold them here: the function is Python's or MPI's."""
-        cdef Fold task = self.fold_of(op, count, given, datatype)
+        cdef Fold task = self.fold_of(request, op, count, given, datatype)
         cdef int call = request.work.call, movement = ALLGATHER
         task.target = request.recv.ptr
         task.noperands = self.size
@@ -355,7 +356,8 @@ cdef class Reductions(Placement):
     cdef Request folded_uneven(self, Request request, Op op, OpChoice* choice, object datatype):
         """As folded, for units of unequal length."""
         cdef int64_t nbytes = request.parts[self.rank].nbytes
-        cdef Fold task = self.fold_of(op, nbytes // <int64_t>request.recv.itemsize, &request.recv, datatype)
+        cdef Fold task = self.fold_of(request, op, nbytes // <int64_t>request.recv.itemsize, &request.recv,
+                                      datatype)
         cdef Part* parts = <Part*>calloc(2 * self.size, sizeof(Part))
         cdef int r
         if parts == NULL:
@@ -372,8 +374,10 @@ cdef class Reductions(Placement):
         self.declare_parts(request, choice.code)
         return request
 
-    cdef Fold fold_of(self, Op op, int64_t count, Span* given, object datatype):
+    cdef Fold fold_of(self, Request request, Op op, int64_t count, Span* given, object datatype):
         cdef Fold task = Fold.__new__(Fold)
+        if request.crosses:
+            refuse_function()
         task.op, task.count, task.itemsize, task.dtype = op, count, given.itemsize, given.dtype
         task.datatype = datatype
         return task

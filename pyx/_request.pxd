@@ -9,11 +9,12 @@ from hetccl._engine cimport Work
 from hetccl._executor cimport Executor
 from hetccl._launch cimport Launch
 from hetccl._layout cimport Part, hetccl_layout_t
-from hetccl._lists cimport Lists
+from hetccl._lists cimport Lists, Task
 from hetccl._mailbox cimport Message
+from hetccl._passage cimport Passage
 from hetccl._row cimport Collective
 from hetccl._runtime cimport hetccl_runtime_t
-from hetccl._vendor cimport VendorComm
+from hetccl._watched cimport WatchedComm
 
 
 ctypedef struct Letter:                  # what a Message is made of, at each start
@@ -24,11 +25,6 @@ ctypedef struct Letter:                  # what a Message is made of, at each st
     const hetccl_layout_t* layout
     size_t nbytes                        # to send, or room
     int flags                            # enum hetccl_msg_flags
-
-
-cdef class Task:                         # what a request does itself, on the user's thread
-    cdef int before(self) except -1      # at each start
-    cdef int after(self) except -1       # once the engine is done
 
 
 cdef class Request(Lists):
@@ -49,7 +45,9 @@ cdef class Request(Lists):
     cdef list tasks                      # Task; or None
     cdef uint8_t[2] tokens               # what a barrier sends and receives
     cdef object stream                   # the argument of the call
-    cdef VendorComm vendor               # whose library runs the call, or None: the engine
+    cdef WatchedComm vendor              # whose library runs the call, or None: the engine
+    cdef bint crosses                    # vendor is a Crossing: the engine runs the call, on GPU buffers
+    cdef Passage passage                 # of a call that crosses
     cdef Launch launch                   # the call, for the library
     cdef const hetccl_runtime_t* gpu     # of vendor, as device: for the end of `event`
     cdef int device
@@ -81,6 +79,7 @@ cdef class Request(Lists):
     cdef int run(self, object status) except -1
     cdef bint is_engaged(self) except -1
     cdef bint poll(self) except -1
+    cdef int conclude(self) except -1
     cdef int await_end(self, object status) except -1
     cdef int settle(self, object status) except -1
     cdef int fill(self, object status) except -1

@@ -13,26 +13,18 @@ from hetccl._agree cimport check_close, check_error
 from hetccl._abi cimport HETCCL_MEM_HOST
 from hetccl._buffer cimport span_release
 from hetccl._calls cimport SENDRECV
+from hetccl._crossing cimport Crossing
 from hetccl._engine cimport has_failed, is_final
 from hetccl._launch cimport launch_run
 from hetccl._lists cimport is_mpi_request, status_clear
 from hetccl._mailbox cimport ANY, MESSAGE_TOO_LONG
 from hetccl._marks cimport mark_await, mark_end, mark_free, mark_is_reached
+from hetccl._row cimport COLLECTIVE_DONE, COLLECTIVE_IDLE, COLLECTIVE_REFUSED
 from hetccl._stream cimport stream_for
-from hetccl._row cimport COLLECTIVE_IDLE, COLLECTIVE_REFUSED
+from hetccl._vendor cimport VendorComm
 
 from hetccl._calls import CALLS
 from hetccl.errors import CommClosed, CommTimeout
-
-cdef class Task:
-    """Base of what a request does itself, on the user's thread, with the GIL."""
-
-    cdef int before(self) except -1:
-        return 0
-
-    cdef int after(self) except -1:
-        return 0
-
 
 cdef Request request_new(type kind, Executor executor, object membership, int call):
     # Named classes: Cython makes these without a look at the type's attributes.
@@ -64,6 +56,7 @@ cdef class Request(Lists):
         if self.event != NULL:
             mark_free(self.gpu, self.device, self.event)
         free(self.parts)
+        free(self.passage.staged)
         check_close(&self.check)
         span_release(&self.send)
         span_release(&self.recv)
@@ -122,11 +115,14 @@ cdef class Request(Lists):
         return self.vendor is not None and self.vendor.runtime.kind != HETCCL_MEM_HOST
 
     cdef bint begin_launch(self, bint waits) except -1:
-        """Let the vendor's library do it; True if nobody waits for it, or it is done."""
-        self.compare()
+        """Queue it on the stream; True if nobody waits for it, or it is done."""
         self.choose_stream()
+        if self.crosses:
+            (<Crossing>self.vendor).begin(&self.work, self.launch.stream)
+            return self.note_queued(waits)
+        self.compare()
         try:
-            launch_run(self.vendor, &self.launch)
+            launch_run(<VendorComm>self.vendor, &self.launch)
         except BaseException:
             self.outlive()
             raise
@@ -164,9 +160,11 @@ cdef class Request(Lists):
     cdef bint note_queued(self, bint waits) except -1:
         """The library has the call. True if nothing is left to wait for."""
         self.active = True
-        if not self.is_queued() or (waits and self.library_holds):
+        cdef bint is_held = waits and self.library_holds
+        if not self.is_queued() or is_held and not self.crosses:
             return True
-        self.event = mark_end(self.vendor, self.event, self.launch.stream)
+        if not is_held:
+            self.event = mark_end(self.vendor, self.event, self.launch.stream)
         if waits:
             self.hold()
         return waits
@@ -193,7 +191,7 @@ cdef class Request(Lists):
         return 0
 
     cdef bint is_let_go(self) except -1:
-        if not self.is_queued():
+        if not self.is_queued() or self.crosses and not self.executor.has_let_go(&self.work):
             return self.executor.has_let_go(&self.work)
         if self.pending:
             return False
@@ -244,8 +242,15 @@ cdef class Request(Lists):
         """Whether it is complete."""
         if self.is_queued():
             self.queue_now()
-            return self.event == NULL or mark_is_reached(self.vendor, self.event, self.work.call)
+            done = self.event == NULL or mark_is_reached(self.vendor, self.event, self.work.call)
+            return done and self.conclude() == 0
         return not self.is_engaged() or self.executor.poll_once(&self.work)
+
+    cdef int conclude(self) except -1:
+        """The stream is past it; but that may be because the communicator has broken."""
+        if self.crosses and not (self.executor.has_let_go(&self.work) and self.collective.state == COLLECTIVE_DONE):
+            self.vendor.usable(CALLS[self.work.call])
+        return 0
 
     cdef int queue_now(self) except -1:
         """A message in device memory may still be deferred, or have failed with others."""
@@ -278,6 +283,7 @@ cdef class Request(Lists):
                 self.queue_now()
                 if self.event != NULL and not self.blocking:
                     mark_await(self.vendor, self.event, self.work.call)
+                    self.conclude()
             elif self.is_engaged():
                 executor.wait(&self.work)
         except BaseException:

@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from hetccl._agree cimport Check
 from hetccl._buffer cimport Part
 from hetccl._kernels cimport hetccl_reduce_fn
+from hetccl._passage cimport Passage
 from hetccl._program cimport Failure, Link, Run
 
 # States of a Collective. Those from COLLECTIVE_DONE on are final: the row has let go of it.
@@ -14,6 +15,7 @@ cdef enum:
     COLLECTIVE_QUEUED
     COLLECTIVE_CHECKING                  # its calls are being compared (HETCCL_CHECK)
     COLLECTIVE_RUNNING
+    COLLECTIVE_GATED                     # the input of its next portion has not come from the GPU yet
     COLLECTIVE_DONE
     COLLECTIVE_REFUSED                   # the ranks' calls differ; nothing has moved
     COLLECTIVE_FAILED                    # status and failure say why
@@ -36,6 +38,7 @@ ctypedef struct Collective:              # one call. Its owner keeps it, and all
     size_t itemsize
     hetccl_reduce_fn reduce              # NULL: data are only moved
     int divisor                          # AVG: by what the last step divides
+    Passage* passage                     # NULL: the buffers are host memory; else source, target and parts are not
     bint past_cache                      # OUT is so large that it is stored past the cache
     int status
     Failure failure

@@ -8,6 +8,7 @@ from libc.stdlib cimport calloc, free, malloc
 
 from hetccl._agree cimport check_holds
 from hetccl._calls cimport ANY_CALL, CALL_BITS
+from hetccl._passage cimport passage_complete, passage_enter, passage_is_open
 from hetccl._program cimport FETCH_BYTES, Program, run_blockers, run_poll, run_reset
 from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_ENOMEM, HETCCL_MOVED
 
@@ -49,7 +50,7 @@ cdef int row_poll(Row* row) noexcept nogil:
     cdef int status
     while row.head != NULL:
         head = row.head
-        status = HETCCL_DONE if head.state == COLLECTIVE_QUEUED else run_poll(&row.run)
+        status = advance(row, head)
         if status == HETCCL_MOVED:
             return HETCCL_MOVED
         if status == HETCCL_AGAIN:
@@ -65,7 +66,23 @@ cdef int row_poll(Row* row) noexcept nogil:
             head.state = COLLECTIVE_FAILED
             row.failed = head
             return status
+        if head.passage != NULL and head.state == COLLECTIVE_DONE and head.count > 0:
+            # What the stream sees now may end the call's owner.
+            passage_complete(head.passage, head.passage.nportions - 1)
     return HETCCL_MOVED if moved else HETCCL_AGAIN
+
+
+cdef inline int advance(Row* row, Collective* head) noexcept nogil:
+    """Move the head's data. DONE: what it has begun is complete."""
+    if head.state == COLLECTIVE_QUEUED:
+        return HETCCL_DONE
+    if head.state == COLLECTIVE_GATED:
+        if not passage_is_open(head.passage, row.run.skip[0] // head.portion):
+            return HETCCL_AGAIN
+        passage_enter(head.passage, &row.run, row.run.skip[0] // head.portion, head.portion)
+        run_reset(&row.run, <Program>head.program, row.nranks)
+        head.state = COLLECTIVE_RUNNING
+    return run_poll(&row.run)
 
 
 cdef int next_part(Row* row, Collective* head) noexcept nogil:
@@ -78,6 +95,8 @@ cdef int next_part(Row* row, Collective* head) noexcept nogil:
         head.state = COLLECTIVE_REFUSED
         return HETCCL_DONE
     if head.state == COLLECTIVE_RUNNING:
+        if head.passage != NULL and run.skip[0] + run.count < head.count:
+            passage_complete(head.passage, run.skip[0] // head.portion)
         run.skip[0] += run.count
         run.skip[1] += run.count
     else:
@@ -88,6 +107,9 @@ cdef int next_part(Row* row, Collective* head) noexcept nogil:
         head.state = COLLECTIVE_DONE
         return HETCCL_DONE
     run.count = min(head.portion, head.count - run.skip[0])
+    if head.passage != NULL:
+        head.state = COLLECTIVE_GATED
+        return HETCCL_MOVED
     run_reset(run, <Program>head.program, row.nranks)
     return HETCCL_MOVED
 
@@ -150,5 +172,5 @@ cdef int prepare(Row* row, Program program, size_t unit_nbytes) noexcept nogil:
 
 cdef void row_blockers(Row* row, uint8_t* mask) noexcept nogil:
     """Mark the peers that the head waits for."""
-    if row.head != NULL and row.head.state != COLLECTIVE_QUEUED:
+    if row.head != NULL and row.head.state != COLLECTIVE_QUEUED and row.head.state != COLLECTIVE_GATED:
         run_blockers(&row.run, mask)

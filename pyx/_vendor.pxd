@@ -12,7 +12,6 @@ cdef extern from "hetccl/ccl_birth.h" nogil:
 
 
 cdef class VendorComm(WatchedComm):
-    cdef readonly int rank
     cdef readonly int nranks
     cdef readonly str float8             # what float8's bits mean on the ranks' devices: "ocp", "fnuz" or "mixed"
     cdef hetccl_birth_t* birth           # the library is still making the communicator; else NULL

@@ -58,6 +58,7 @@ cdef class WatchedComm:
     cdef const hetccl_runtime_t* gpu     # runtime.table
     cdef void* handle                    # the library's communicator; NULL: freed or aborted
     cdef readonly int device             # index of the runtime; 0 for the host's
+    cdef readonly int rank               # of the communicator's ranks
     cdef hetccl_mutex_t mutex            # one call of the library at a time
     cdef unsigned long owner             # the thread that has it; 0: none
     cdef int64_t timeout_ns
@@ -86,6 +87,7 @@ cdef class WatchedComm:
     # Whether it belongs to the parent of this forked process.
     cdef bint is_inherited(self) noexcept
     cdef int prepare(self, Ccl ccl, Runtime runtime, int device) except -1
+    cdef void settle_on(self, Runtime runtime, int device) noexcept
     cdef int watch_over(self) except -1
     cdef void unwatch(self) noexcept
     cdef void* enter(self, str call, void** saved) except? NULL

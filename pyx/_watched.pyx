@@ -71,14 +71,17 @@ cdef class WatchedComm:
             raise MemoryError("a communicator's mutex")
 
     cdef int prepare(self, Ccl ccl, Runtime runtime, int device) except -1:
-        self.ccl, self.runtime, self.device = ccl, runtime, device
-        self.functions, self.gpu = ccl.table, runtime.table
-        self.generation = forks
+        self.ccl, self.functions = ccl, ccl.table
+        self.settle_on(runtime, device)
         hetccl_watch_init(&self.watch, self.functions, self.gpu, device, &self.handle, &self.lost)
         self.place = <void**>calloc(1, sizeof(void*))
         if self.place == NULL:
             raise MemoryError("a communicator's handle")
         return 0
+
+    cdef void settle_on(self, Runtime runtime, int device) noexcept:
+        self.runtime, self.gpu, self.device = runtime, runtime.table, device
+        self.generation = forks
 
     cdef int watch_over(self) except -1:
         """Let the watch begin."""

@@ -174,8 +174,11 @@ def _path(members, sights, bad, shared):
     islands = topology.islands(members)
     if len(islands) > 1:
         what = "; ".join(f"{island.label} ({island.vendor}): {job.ranks_text(island.ranks)}" for island in islands)
-        advice = "take communicators of one island each (Split), or copy device arrays to the host"
-        return Check(name, bad, f"refused in this version, for the ranks are {len(islands)} islands: {what}", advice)
+        unable = tuple(rank for rank, sight in enumerate(sights) if sight.devices and sight.runtime.problem)
+        if unable:
+            return Check(name, bad, f"refused by {job.ranks_text(unable)}, which cannot open a library that is needed")
+        text = f"collectives run on hetccl's engine, through pinned memory, between {len(islands)} islands: {what}"
+        return Check(name, "ok", text)
     unable = tuple(rank for rank, sight in enumerate(sights) if sight.runtime.problem or sight.ccl.problem)
     if unable:
         return Check(name, bad, f"refused: {job.ranks_text(unable)} cannot open a library that is needed")

@@ -4,6 +4,7 @@
  *
  * FAKE_CUDA_DEVICES=4           number of devices; CUDA_VISIBLE_DEVICES picks from them, by number
  * FAKE_CUDA_FAIL=cuMemAllocAsync=2,cuStreamQuery=700     these functions answer these codes
+ * FAKE_CUDA_QUEUES=4            what is queued is done later, by so many threads, instead of at once
  * FAKE_CUDA_LAZY=1              a stream with new work, and an event recorded on it, are not ready when first asked
  * FAKE_CUDA_WAIT_MS=20000       how long a wait for a value may last, before it answers 702
  *
@@ -120,6 +121,7 @@ API CUresult cuCtxGetDevice(CUdevice *device) {
 
 API CUresult cuCtxSynchronize(void) {
     BEGIN(1);
+    drain_all();
     return OK;
 }
 
@@ -143,7 +145,7 @@ API CUresult cuStreamQuery(CUstream stream) {
     handle_t *queue = stream_of(stream);
     if (!queue) return BAD_HANDLE;
     if (queue->capturing) return CAPTURE_UNSUPPORTED;
-    return queue->pending && queue->pending-- ? NOT_READY : OK;
+    return !is_empty(queue) || (queue->pending && queue->pending--) ? NOT_READY : OK;
 }
 
 API CUresult cuStreamSynchronize(CUstream stream) {
@@ -152,6 +154,7 @@ API CUresult cuStreamSynchronize(CUstream stream) {
     if (!queue) return BAD_HANDLE;
     if (queue->capturing) return CAPTURE_UNSUPPORTED;
     queue->pending = 0;
+    if (nqueues()) drain(queue_of(queue));
     return OK;
 }
 
@@ -166,7 +169,9 @@ API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     BEGIN(1);
     (void)flags;
-    return stream_of(stream) && handle_of(event, EVENT) ? OK : BAD_HANDLE;
+    handle_t *queue = stream_of(stream), *handle = handle_of(event, EVENT);
+    if (!queue || !handle) return BAD_HANDLE;
+    return submit(queue, (work_t){.kind = FOLLOW, .event = handle, .number = handle->recorded});
 }
 
 API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
@@ -175,39 +180,21 @@ API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuin
     handle_t *queue = stream_of(stream);
     if (!queue) return BAD_HANDLE;
     if (address % 4) return INVALID;
-    __atomic_store_n((uint32_t *)address, value, __ATOMIC_SEQ_CST);
-    worked(queue);
-    return OK;
-}
-
-/* Until *word has reached value: the CUDA way, by the sign of the difference, or the HIP way, as plain numbers. */
-static int wait_for(const uint32_t *word, uint32_t value, int wraps) {
-    struct timespec start, now;
-    int limit_ms = setting(PREFIX "WAIT_MS", 20000);
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    for (;;) {
-        uint32_t got = __atomic_load_n(word, __ATOMIC_SEQ_CST);
-        if (wraps ? (int32_t)(got - value) >= 0 : got >= value) return OK;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        if ((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000 >= limit_ms) return TIMED_OUT;
-        sched_yield();
-    }
+    return submit(queue, (work_t){.kind = WRITE, .dst = (void *)address, .value = value});
 }
 
 API CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
     BEGIN(1);
     if (!stream_of(stream)) return BAD_HANDLE;
     if (address % 4 || flags) return INVALID; /* only GEQ */
-    return wait_for((uint32_t *)address, value, 1);
+    return submit(stream_of(stream), (work_t){.kind = WAIT, .dst = (void *)address, .value = value, .wraps = 1});
 }
 
 API CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument) {
     BEGIN(1);
     handle_t *queue = stream_of(stream);
     if (!queue) return BAD_HANDLE;
-    function(argument);
-    worked(queue);
-    return OK;
+    return submit(queue, (work_t){.kind = CALL, .function = function, .dst = argument});
 }
 
 API CUresult cuEventCreate(CUevent *event, unsigned int flags) {
@@ -230,13 +217,14 @@ API CUresult cuEventRecord(CUevent event, CUstream stream) {
     handle_t *handle = handle_of(event, EVENT), *queue = stream_of(stream);
     if (!handle || !queue) return BAD_HANDLE;
     handle->pending = queue->pending;
-    return OK;
+    return submit(queue, (work_t){.kind = RECORD, .event = handle, .number = ++handle->recorded});
 }
 
 API CUresult cuEventQuery(CUevent event) {
     BEGIN(0);
     handle_t *handle = handle_of(event, EVENT);
     if (!handle) return BAD_HANDLE;
+    if (__atomic_load_n(&handle->reached, __ATOMIC_SEQ_CST) < handle->recorded) return NOT_READY;
     return handle->pending && handle->pending-- ? NOT_READY : OK;
 }
 
@@ -245,7 +233,7 @@ API CUresult cuEventSynchronize(CUevent event) {
     handle_t *handle = handle_of(event, EVENT);
     if (!handle) return BAD_HANDLE;
     handle->pending = 0;
-    return OK;
+    return perform(&(work_t){.kind = FOLLOW, .event = handle, .number = handle->recorded});
 }
 
 /* An image is text, "fake-module:" and the path of a shared library whose functions stand for kernels:
@@ -289,6 +277,7 @@ API CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned i
     unsigned long long nthreads = 1ull * block_x * block_y * block_z;
     if (!grid_x || !grid_y || !grid_z || !nthreads || nthreads > 1024 || shared_nbytes > 48 << 10 || extra)
         return INVALID;
+    if (nqueues()) drain(queue_of(queue)); /* the arguments are gone when this returns */
     ((void (*)(void **, const unsigned *, const unsigned *))kernel->object)(arguments, grid, block);
     worked(queue);
     return OK;

@@ -45,7 +45,12 @@ enum { NOT_REGISTERED = 713, TIMED_OUT = 702, NOT_SUPPORTED = 801, CAPTURE_UNSUP
 enum { HOST = 1, DEVICE = 2, MANAGED = 3, REGISTERED = 4, OPENED = 5 };
 enum { CONTEXT = 1, STREAM = 2, EVENT = 3, MODULE = 4, FUNCTION = 5 };
 
-typedef struct { int kind, alive, device, pending, capturing; void *object; } handle_t;
+typedef struct {
+    int kind, alive, device, pending, capturing;
+    void *object;
+    int dealt;                      /* of a stream: 1 + its queue; 0: none yet */
+    unsigned long recorded, reached; /* of an event */
+} handle_t;
 typedef struct { char *base; size_t nbytes, mapped; int kind, device, fd; unsigned long long id; } range_t;
 typedef struct { int32_t pid, fd, device; size_t nbytes, mapped; } ipc_t;
 
@@ -125,7 +130,7 @@ static handle_t *handle_new(int kind, void *object) {
         handle_t *next = &handles[nhandles++ % HANDLES_MAX];
         if (!next->alive) handle = next;
     }
-    if (handle) *handle = (handle_t){kind, 1, current ? current->device : -1, 0, 0, object};
+    if (handle) *handle = (handle_t){kind, 1, current ? current->device : -1, 0, 0, object, 0, 0, 0};
     pthread_mutex_unlock(&lock);
     return handle;
 }
@@ -139,12 +144,8 @@ static handle_t *handle_of(const void *pointer, int kind) {
 
 /* A stream that may be used; the legacy and per-thread ones (0, 1 and 2) share an entry that is always ready. */
 static handle_t *stream_of(CUstream stream) {
-    static handle_t common = {STREAM, 1, -1, 0, 0, NULL};
+    static handle_t common = {STREAM, 1, -1, 0, 0, NULL, 0, 0, 0};
     return (uintptr_t)stream <= 2 ? &common : handle_of(stream, STREAM);
-}
-
-static void worked(handle_t *stream) {
-    if (setting(PREFIX "LAZY", 0)) stream->pending = 1;
 }
 
 #endif

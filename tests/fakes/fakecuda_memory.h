@@ -3,7 +3,7 @@
 #ifndef FAKECUDA_MEMORY_H
 #define FAKECUDA_MEMORY_H
 
-#include "fakecuda.h"
+#include "fakecuda_queue.h"
 
 static range_t *range_of(const void *pointer) {
     for (int i = 0; i < nranges; i++)
@@ -166,22 +166,20 @@ API CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t nbytes, CUst
     handle_t *queue = stream_of(stream);
     if (!queue) return BAD_HANDLE;
     if (!inside((void *)dst, nbytes) || !inside((void *)src, nbytes)) return INVALID;
-    memmove((void *)dst, (void *)src, nbytes);
-    worked(queue);
-    return OK;
+    return submit(queue, (work_t){.kind = COPY, .dst = (void *)dst, .src = (void *)src, .nbytes = nbytes});
 }
 
 API CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t nbytes) {
-    return cuMemcpyAsync(dst, src, nbytes, NULL);
+    CUresult code = cuMemcpyAsync(dst, src, nbytes, NULL);
+    if (!code && nqueues()) drain(queue_of(stream_of(NULL)));
+    return code;
 }
 
 static int fill(CUdeviceptr dst, unsigned value, size_t width, size_t count, CUstream stream) {
     handle_t *queue = stream_of(stream);
     if (!queue) return BAD_HANDLE;
     if (dst % width || !inside((void *)dst, width * count)) return INVALID;
-    for (size_t i = 0; i < count; i++) memcpy((char *)dst + i * width, &value, width);
-    worked(queue);
-    return OK;
+    return submit(queue, (work_t){.kind = FILL, .dst = (void *)dst, .nbytes = width, .count = count, .value = value});
 }
 
 API CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream) {

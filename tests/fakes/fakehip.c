@@ -2,7 +2,7 @@
  * device is a number, errors are remembered, memory types and structs change with the release. It proves what hetccl
  * makes of HIP's interface, nothing of AMD's software.
  *
- * FAKE_HIP_DEVICES, _FAIL, _LAZY and _WAIT_MS as for the fake driver; HIP_VISIBLE_DEVICES
+ * FAKE_HIP_DEVICES, _FAIL, _QUEUES, _LAZY and _WAIT_MS as for the fake driver; HIP_VISIBLE_DEVICES
  * FAKE_HIP_ARCH=gfx942          architecture of all devices
  * FAKE_HIP_VERSION=70125424     as hipRuntimeGetVersion tells it; below 60000000 HIP 5's numbers hold */
 #define _GNU_SOURCE
@@ -207,7 +207,7 @@ EXPORT int hipMemcpyAsync(void *dst, const void *src, size_t nbytes, int kind, C
 }
 
 EXPORT int hipMemcpy(void *dst, const void *src, size_t nbytes, int kind) {
-    FORWARD(kind == 4 ? (int)cuMemcpyAsync((CUdeviceptr)dst, (CUdeviceptr)src, nbytes, NULL) : INVALID);
+    FORWARD(kind == 4 ? (int)cuMemcpy((CUdeviceptr)dst, (CUdeviceptr)src, nbytes) : INVALID);
 }
 
 EXPORT int hipMemsetD8Async(void *dst, unsigned char value, size_t count, CUstream stream) {
@@ -251,7 +251,10 @@ EXPORT int hipStreamWriteValue32(CUstream stream, void *address, uint32_t value,
 }
 
 EXPORT int hipStreamWaitValue32(CUstream stream, void *address, uint32_t value, unsigned flags, uint32_t mask) {
-    FORWARD(!stream_of(stream) ? BAD_HANDLE : flags || mask != UINT32_MAX ? INVALID : wait_for(address, value, 0));
+    FORWARD(!stream_of(stream) ? BAD_HANDLE
+            : flags || mask != UINT32_MAX
+                ? INVALID
+                : submit(stream_of(stream), (work_t){.kind = WAIT, .dst = address, .value = value}));
 }
 
 EXPORT int hipLaunchHostFunc(CUstream stream, void (*function)(void *), void *argument) {

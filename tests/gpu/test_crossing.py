@@ -1,0 +1,174 @@
+"""Collectives on GPU buffers between islands: on the fakes of CUDA and HIP anywhere, and on real GPUs.
+
+What the fakes show is hetccl's own code, its order of streams, events and waits; nothing of a vendor's software.
+"""
+
+import collections
+import functools
+import signal
+import tempfile
+import time
+
+import crossing_cases
+import device_jobs
+import pytest
+from test_peer_lost import LIMIT_S, wait_until_ready
+
+import launch
+from mpi import jobs
+
+CHECKS, STREAMS, OF_STREAMS = (
+    str(device_jobs.HERE / f"check_{name}.py") for name in ("crossing", "crossing_streams", "streams")
+)
+# How the fakes queue: all at once, in a queue for each stream, in one queue for all streams.
+AT_ONCE, QUEUES, ONE_QUEUE = ((("FAKE_CUDA_QUEUES", n), ("FAKE_HIP_QUEUES", n)) for n in ("0", "4", "1"))
+BLOCKING = (("CUDA_LAUNCH_BLOCKING", "1"),)
+ONE_CONNECTION = (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
+COMPARED = (("HETCCL_CHECK", "1"),)
+# (place, islands, kinds of memory, variables, how much); kinds as in crossing_support
+MATRICES = (
+    ("fake", "AB", "GG", ONE_QUEUE, crossing_cases.BROAD),
+    ("fake", "AB", "GG", AT_ONCE, crossing_cases.DEEP),
+    ("fake", "AB", "GH", QUEUES, crossing_cases.DEEP),
+    ("fake", "AAB", "GNH", QUEUES, crossing_cases.DEEP),
+    ("fake", "ABAB", "GGNN", ONE_QUEUE, crossing_cases.DEEP),
+    ("fake", "AABB", "GGHH", QUEUES, crossing_cases.DEEP),
+    ("cupy", "AB", "GG", (), crossing_cases.BROAD),
+    ("cupy", "AB", "GG", ONE_CONNECTION, crossing_cases.DEEP),
+    ("cupy", "AB", "GG", BLOCKING, crossing_cases.DEEP),
+    ("cupy", "ABCC", "GGNN", (), crossing_cases.DEEP),
+    ("torch", "AB", "GG", (), crossing_cases.DEEP),
+)
+LAYOUTS = (
+    ("fake", "AB", "GG", AT_ONCE),
+    ("fake", "AB", "GN", ONE_QUEUE),
+    ("fake", "ABC", "GNH", QUEUES),
+    ("fake", "AABB", "GGHH", QUEUES),
+    ("cupy", "AB", "GG", ()),
+    ("cupy", "AB", "GG", ONE_CONNECTION),
+    ("cupy", "ABCC", "GGNN", ()),
+)
+REAL = tuple(("cupy", "AB", "GG", env) for env in ((), ONE_CONNECTION, BLOCKING))
+COMPARING = "check_compared_calls"
+# Of the checks inside an island, those that hold between islands too.
+INSIDE_ONLY = {"check_graph"}
+OUTSIDE = [name for name in jobs.check_names(OF_STREAMS) if name not in INSIDE_ONLY]
+CASES = [
+    *((CHECKS, layout, name) for layout in LAYOUTS for name in jobs.check_names(CHECKS) if name != COMPARING),
+    *((CHECKS, (*layout[:3], layout[3] + COMPARED), COMPARING) for layout in LAYOUTS),
+    *((STREAMS, layout, name) for layout in REAL for name in jobs.check_names(STREAMS)),
+    *(
+        (OF_STREAMS, layout, name)
+        for layout in REAL
+        for name in jobs.check_names(OF_STREAMS)
+        if name not in INSIDE_ONLY
+    ),
+]
+JOB_S = 280
+
+
+def run(program, layout, *args, timeout=JOB_S):
+    """Run a program of this folder: Outcome; the test is skipped where its place is missing."""
+    place, islands, kinds, env = layout
+    why = device_jobs.missing(place, kinds.count("G"))
+    if why:
+        pytest.skip(why)
+    return jobs.run(program, islands, *args, env=variables(place, kinds, env), timeout=timeout)
+
+
+def variables(place, kinds, env):
+    found = {**device_jobs.environment(place), "TEST_KINDS": kinds, "HETCCL_TIMEOUT": "60"}
+    if "H" in kinds:
+        from fakes import build
+
+        found.update(HETCCL_HIP_LIB=build.build("fakehip"), FAKE_HIP_DEVICES="4")
+    return {**found, **dict(env)}
+
+
+@pytest.fixture(scope="module")
+def matrices():
+    """Function: one of MATRICES -> (Outcome, {case: {rank: problem}})."""
+
+    @functools.cache
+    def make(place, islands, kinds, env, scope):
+        outcome = run(device_jobs.HERE / "prog_crossing.py", (place, islands, kinds, env), scope)
+        by_case = collections.defaultdict(dict)
+        for line in outcome.lines:
+            if "case" in line:
+                by_case[line["case"]][line["rank"]] = line["problem"]
+        return outcome, by_case
+
+    return make
+
+
+class CheckRuns(jobs.CheckRuns):
+    def start(self, program, layout, names):
+        return run(program, layout, *names)
+
+    def ranks(self, layout):
+        return len(layout[1])
+
+
+@pytest.fixture(scope="module")
+def runs(request):
+    return CheckRuns.of(request, test_check)
+
+
+def name_of(value):
+    if isinstance(value, tuple):
+        place, islands, kinds, env = value[:4]
+        return "-".join([place, islands, kinds, *(f"{name}={setting}" for name, setting in env), *value[4:]])
+    return value.rpartition("/")[2].removesuffix(".py")
+
+
+@pytest.mark.limit(JOB_S + 60)
+@pytest.mark.parametrize(
+    "matrix, group",
+    [(m, group) for m in MATRICES for group in crossing_cases.groups(len(m[1]), m[4], m[0])],
+    ids=name_of,
+)
+def test_equals_numpy(matrix, group, matrices):
+    outcome, by_case = matrices(*matrix)
+    ranks = len(matrix[1])
+    wrong = jobs.faults(by_case, crossing_cases.groups(ranks, matrix[4], matrix[0])[group], ranks)
+    assert not wrong, "\n".join([*wrong[:5], "" if by_case else outcome.text])
+
+
+@pytest.mark.limit(JOB_S + 60)
+@pytest.mark.parametrize("matrix", MATRICES, ids=name_of)
+def test_ends_well(matrix, matrices):
+    outcome, _ = matrices(*matrix)
+    ranks = len(matrix[1])
+    assert sorted(outcome.by_rank("end")) == list(range(ranks)) and outcome.job.returncode == 0, outcome.text
+
+
+@pytest.mark.limit(JOB_S + 60)
+@pytest.mark.parametrize("program, layout, name", CASES, ids=name_of)
+def test_check(program, layout, name, runs):
+    runs.verify(program, layout, name)
+
+
+@pytest.mark.parametrize("what", ["call", "wait", "idle"])
+@pytest.mark.parametrize(
+    "place, islands, env", [("fake", "AB", QUEUES), ("fake", "AAB", ONE_QUEUE), ("cupy", "AB", ())], ids=str
+)
+def test_killed_rank(place, islands, env, what):
+    """No stream hangs, and the others raise PeerError in bounded time."""
+    ranks = len(islands)
+    why = device_jobs.missing(place, ranks)
+    if why:
+        pytest.skip(why)
+    program = device_jobs.HERE / "prog_peer_lost.py"
+    options = {"env": variables(place, "G" * ranks, env), "per_rank_env": jobs.environment(islands), "keep_alive": True}
+    with tempfile.TemporaryDirectory() as folder:
+        with launch.start(ranks, program, folder, islands, what, **options) as job:
+            wait_until_ready(folder, ranks)
+            time.sleep(0.5)
+            launch._signal(job.pid(1), signal.SIGKILL)
+            job.wait(LIMIT_S)
+        lines = jobs.Outcome(jobs.read_reports(folder, ranks), job.report())
+    errors, survivors = lines.by_rank("error"), [rank for rank in range(ranks) if rank != 1]
+    assert sorted(errors) == survivors, lines.text
+    for rank in survivors:
+        assert "PeerError" in errors[rank]["classes"] and 1 in errors[rank]["peers"], errors[rank]
+    assert sorted(lines.by_rank("freed")) == survivors, lines.text
