@@ -26,7 +26,7 @@ from hetccl._runtime cimport hetccl_runtime_t
 from hetccl._shm cimport HETCCL_REASON_LEFT
 
 from hetccl._calls import CALLS
-from hetccl.errors import CommClosed
+from hetccl.errors import CommClosed, HetcclError
 
 cdef extern from "hetccl/ring_memory.h" nogil:
     void* hetccl_pinned_alloc(const hetccl_runtime_t* gpu, size_t nbytes, int* code)
@@ -40,6 +40,8 @@ cdef enum:
     # What a stream waits for has a cache line of its own.
     WORD_STRIDE = 64
     SMALLEST_PIECE = 65536
+    # The engine's own time-out comes before that of a wait for the GPU: it can say which ranks are missing.
+    LATER_NS = 1000000000
 
 cdef int CONNECT_CALL = len(CALLS) - 1
 
@@ -48,7 +50,7 @@ cdef Crossing crossing_new(Executor executor, Runtime runtime, int device):
     cdef Crossing crossing = Crossing.__new__(Crossing)
     crossing.executor = executor
     crossing.settle_on(runtime, device)
-    crossing.timeout_ns = executor.timeout_ns
+    crossing.timeout_ns = executor.timeout_ns + LATER_NS
     crossing.rank = executor.rank
     crossing.open()
     return crossing
@@ -269,11 +271,15 @@ cdef class Crossing(WatchedComm):
         return code
 
     cdef int await_streams(self) except -1:
-        """Wait until the streams are past all calls, with the time-out."""
+        """Wait until the streams are past all calls, with the time-out; those of a broken communicator are soon."""
         cdef int i
         for i in range(HETCCL_RING_PIECES):
-            if self.ring.ntaken > <uint64_t>i and not self.lost:
-                mark_await(self, self.ring.pieces[i].gone, CONNECT_CALL)
+            try:
+                if self.ring != NULL and self.ring.ntaken > <uint64_t>i and not self.lost:
+                    mark_await(self, self.ring.pieces[i].gone, CONNECT_CALL)
+            except HetcclError:
+                if not self.lost:
+                    raise
         return 0
 
     def close(self):
@@ -285,6 +291,8 @@ cdef class Crossing(WatchedComm):
         hetccl_ring_release(self.ring)
         with nogil:
             hetccl_ring_mute(self.ring)
+        if self.is_idle():
+            self.give_back()
 
     cdef bint is_idle(self) noexcept:
         """Whether no stream has anything left to do with the ring."""
