@@ -42,7 +42,6 @@ MODULES = [
     "_rdma",
     "_tcp",
     "_rail_trial",
-    "_verbs_trial",
     "_wire_peer",
     "_wire_trial",
     "_wire_record",

@@ -18,8 +18,8 @@ import time
 import numpy as np
 
 from hetccl import _verbs
+from hetccl._rail_trial import Trial
 from hetccl._rdma import RdmaPort
-from hetccl._verbs_trial import Trial
 
 SIZES = (65536, 1 << 20, 4 << 20)
 ROUNDS = 5
@@ -40,7 +40,7 @@ class End:
         gid = next(gid["gid"] for gid in port["gids"] if gid["index"] == gid_index)
         card = {"device": device, "port": port["port"], "gid": gid, "gid_index": gid_index}
         self.port = RdmaPort(card, receives=512)
-        self.rail = self.port.rail(0, 0, {})
+        self.rail = self.port.rail(0, 0)
         self.trial = Trial(self.port, self.rail)
         self.memory = mmap.mmap(-1, max(SIZES))
         self.mr = self.trial.reg(self.memory)

@@ -20,8 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from hetccl import _rail_trial as rail_trial
-from hetccl._rail_trial import RailTrial
+from hetccl._rail_trial import Trial
 from hetccl._tcp import TcpPort
 from hetccl.config import SIZE
 
@@ -39,8 +38,8 @@ class Rail:
 
     def __init__(self, sockets, nbytes):
         self.port = TcpPort()
-        self.rail = self.port.rail(1, 0, {})
-        self.trial = RailTrial(self.rail, 1 << 22)
+        self.rail = self.port.rail(1, 0)
+        self.trial = Trial(self.port, self.rail)
         self.memory = memoryview(bytearray(os.urandom(1 << 10) * (nbytes >> 10)))
         self.mem = self.trial.reg(self.memory)
         sockets[0].sendall(self.mem.address.to_bytes(8, "little") + self.mem.rkey.to_bytes(4, "little"))
@@ -52,11 +51,11 @@ class Rail:
     def turn(self):
         """Poll; sleep if nothing comes for long."""
         for _ in range(POLLS):
-            if rail_trial.poll(self.port):
+            if self.trial.poll():
                 return
             os.sched_yield()  # as the engine's waits do: the peer may need this core
-        if rail_trial.arm(self.port) and not rail_trial.poll(self.port):
-            select.select([rail_trial.descriptor(self.port)], [], [], 60)
+        if self.trial.arm() and not self.trial.poll():
+            select.select([self.trial.fd], [], [], 60)
 
     def write(self, nbytes, imm):
         """Post a write in as many as it takes."""
@@ -64,13 +63,13 @@ class Rail:
             end = min(nbytes, begin + self.trial.max_write)
             pieces = [self.memory[begin:end]]
             tag = imm if end == nbytes else None
-            while self.trial.write(pieces, self.address + begin, self.rkey, imm=tag) == 0:
+            while self.trial.write(pieces, self.address + begin, self.rkey, imm=tag) == "again":
                 self.turn()
 
     def wait(self, count):
         """Until count more immediate values have been told."""
         self.told += count
-        while self.trial.ntold < self.told:
+        while self.trial.came < self.told:
             self.turn()
 
     def send(self, nbytes, count):

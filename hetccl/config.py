@@ -78,6 +78,12 @@ def _names(text):
     return tuple(listed), text.startswith("^")
 
 
+def names_text(value):
+    """A value of DEVICES or INTERFACES as a user writes it, for messages."""
+    names, excluded = value
+    return "^" * excluded + ",".join(names)
+
+
 def _transports(text):
     listed = text.split(",")
     if len(set(listed)) < len(listed) or not set(listed) <= {"shm", "verbs", "tcp"}:
@@ -138,7 +144,9 @@ class Config:
     )
     rails: int = _variable(_between(1, 4), "4", "Most NIC ports that one pair of ranks uses.")
     eager_bytes: int | None = _variable(
-        _or_auto(SIZE), "auto", "Largest message that goes through the receiver's memory over verbs and tcp."
+        _or_auto(SIZE),
+        "auto",
+        "Largest message that goes through the receiver's inbox, over verbs and tcp; auto: 32768.",
     )
     ib_hca: tuple | None = _variable(
         DEVICES, None, "The RDMA devices that may be used, such as mlx5_0,mlx5_1:1; ^ before the list: all but these."
@@ -167,7 +175,9 @@ class Config:
         None,
         "Network interfaces of TCP connections, such as eth0,ib0; ^ before the list: all but these.",
     )
-    tcp_connections: int = _variable(_between(1, 16), "2", "TCP connections of each pair of ranks.")
+    tcp_connections: int = _variable(
+        _between(1, 16), "2", "TCP connections for the data of each pair of ranks that uses tcp."
+    )
     verbs_lib: str | None = _variable(FILE, None, "libibverbs, instead of libibverbs.so.1.")
     host_ccl: str = _variable(
         _choice("own", "oneccl"), "own", "Who runs collectives of host buffers inside an island: hetccl, or oneCCL."

@@ -59,7 +59,7 @@ def join(gather, rank, settings, member, trouble):
 
 def _connect(gather, rank, members, near, secret, settings):
     """near : tuple of int, the ranks that share memory with this one, itself among them."""
-    fd = path = network = trouble = None
+    fd = path = network = board = trouble = None
     try:
         try:
             if rank == near[0]:
@@ -78,6 +78,8 @@ def _connect(gather, rank, members, near, secret, settings):
     except BaseException:
         if network is not None:
             network.close(0.0)
+        if board is not None:
+            board.close()
         raise
     finally:
         if fd is not None:
@@ -114,11 +116,7 @@ def _join_network(gather, rank, network, board, cards):
         network.join(board, cards)
     except TROUBLES as error:
         trouble = _text(error)
-    try:
-        _raise_if_any(rank, gather(trouble))
-    except HetcclError:
-        board.close()
-        raise
+    _raise_if_any(rank, gather(trouble))
 
 
 def _text(error):

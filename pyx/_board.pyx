@@ -64,7 +64,12 @@ cdef class Board:
             return &self.far_blocks[peer]
         return &self.segment.blocks[self.places[peer]]
 
+    cdef bint is_closed(self) noexcept nogil:
+        return self.fault_word == &self.last_fault
+
     cdef void raise_fault(self, int reason, int culprit) noexcept nogil:
+        if self.is_closed():
+            return
         self.segment.raise_fault(HETCCL_FAULT(reason, self.rank, culprit))
         if self.wake_fd >= 0:
             eventfd_write(self.wake_fd, 1)
@@ -117,7 +122,8 @@ cdef class Board:
 
     def break_off(self, int reason, int reporter, int culprit):
         """Take over a fault that another host has told of."""
-        self.segment.raise_fault(HETCCL_FAULT(reason, reporter, culprit))
+        if not self.is_closed():
+            self.segment.raise_fault(HETCCL_FAULT(reason, reporter, culprit))
 
     def entered(self):
         """(collectives that this rank has entered, index of the last call in CALLS)."""
@@ -146,5 +152,15 @@ cdef class Board:
         self.segment.leave()
 
     def close(self):
-        """Leave and give the segment back; idempotent."""
+        """Leave and give the segment back; idempotent.
+
+        Who holds the connections to other hosts may ask on: the board goes on saying what it last said.
+        """
+        cdef int peer
+        if not self.is_closed():
+            self.last_fault = board_load(self.fault_word)
+            self.far_blocks[self.rank] = self.mine[0]
+            for peer in range(self.nranks):
+                self.places[peer] = FAR
+            self.mine, self.fault_word = &self.far_blocks[self.rank], &self.last_fault
         self.segment.close()

@@ -83,7 +83,7 @@ cdef class Engine:
             # Nor may a peer take for a message what lies in their memory afterwards, or write there.
             self.board.leave()
             if self.network is not None:
-                self.network.close(0.0)
+                self.network.drop(self)
 
     def __dealloc__(self):
         if self.progress.poll != NULL and getpid() == self.owner_pid:

@@ -10,7 +10,7 @@ the thread dozes, unarmed, while calls come one after the other, which poll them
 the first doze in which none came.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t
 
 from hetccl._mutex cimport hetccl_mutex_close, hetccl_mutex_lock, hetccl_mutex_open, hetccl_mutex_unlock
 from hetccl._shm cimport (

@@ -41,20 +41,26 @@ cdef class Rail:
         raise NotImplementedError
 
     def close(self):
-        """Give the rail back; idempotent. Its registrations must have been given back before."""
+        """Give the rail back; idempotent. Its registrations must have been given back before.
+
+        It takes no mutex, and needs none where the rail is stopped or has never been connected.
+        """
         raise NotImplementedError
+
+    def forget(self):
+        """In the child of a fork: close what would seem to the peer to be this end."""
 
 
 cdef class Port:
     """What a communicator polls for its rails; see _rdma.RdmaPort and _tcp.TcpPort."""
 
-    def rail(self, peer, index, card):
-        """A new rail to a peer, not connected.
-
-        peer  : int, rank     index : int, among the peer's rails     card : dict, the peer's card of this transport
-        """
+    def rail(self, peer, index):
+        """A new rail to a peer, not connected. peer : int, rank     index : int, among the peer's rails"""
         raise NotImplementedError
 
     def close(self):
         """Give the port back; idempotent. Its rails must be closed."""
         raise NotImplementedError
+
+    def forget(self):
+        """In the child of a fork: close descriptors of its own."""

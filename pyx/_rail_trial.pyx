@@ -1,176 +1,291 @@
-"""Layer L2: a rail, one operation at a time: the unit tests' and benchmarks' entry to rails. Not used else.
+"""Layer L2: a rail of any kind, one call at a time: the tests' and benchmarks' entry to rails. Not used else.
 
-The GIL serves as the communicator's mutex.
+One thread uses a port and its rails, in place of the communicator's mutex.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc
+import select
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 from hetccl._rail cimport (
-    HETCCL_MEM_OF_ENGINE, HETCCL_WRITE_IMM, HETCCL_WRITE_LAZY, Port, Rail, hetccl_mem_t, hetccl_write_t,
+    HETCCL_FAULT_NONE, HETCCL_MEM_OF_ENGINE, HETCCL_MEM_OF_USER, HETCCL_RAIL_UP, HETCCL_WRITE_IMM, HETCCL_WRITE_LAZY,
+    Port, Rail, hetccl_mem_t, hetccl_port_t, hetccl_rail_t, hetccl_write_t,
 )
-from hetccl._shm cimport HETCCL_DONE, HETCCL_MOVED
+from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_MOVED, hetccl_now_ns
 
 STATES = ("new", "up", "failed", "closed")
+ANSWERS = {HETCCL_DONE: "done", HETCCL_AGAIN: "again"}
 
-cdef struct Told:
-    uint64_t count
-    uint32_t* imms
-    uint64_t capacity
-    uint64_t beyond                      # told when there was no room in imms
+cdef enum:
+    # Immediate values that a trial keeps.
+    KEPT = 1 << 16
+    # Rounds of ping_pong() that are timed together.
+    GROUP = 4
 
 
-cdef void on_imm(void* peer, int rail, uint32_t imm) noexcept nogil:
-    told = <Told*>peer
-    if told.count < told.capacity:
-        told.imms[told.count] = imm
-        told.count += 1
-    else:
-        told.beyond += 1
+cdef struct Log:
+    uint64_t came                        # immediate values that have come
+    uint32_t[KEPT] imms                  # the last of them
+
+
+cdef void keep(void* peer, int rail, uint32_t imm) noexcept nogil:
+    cdef Log* log = <Log*>peer
+    log.imms[log.came % KEPT] = imm
+    log.came += 1
+
+
+cdef void ignore(void* peer, int rail, uint32_t imm) noexcept nogil:
+    """For a rail that outlives its trial."""
 
 
 cdef class Memory:
-    """Memory registered with a rail. memory : writable buffer, kept until dereg()."""
+    """Registered memory of the process, as one rail knows it; what it was made of is kept until it dies."""
 
-    cdef RailTrial trial
-    cdef object owner
     cdef hetccl_mem_t mem
     cdef readonly uint64_t address
-    cdef readonly size_t nbytes
+    cdef Trial trial
+    cdef object owner
+
+    @property
+    def lkey(self):
+        return self.mem.lkey
 
     @property
     def rkey(self):
         return self.mem.rkey
 
     def dereg(self):
-        self.trial.check()
-        self.trial.rail.rail.ops.dereg(self.trial.rail.rail, &self.mem)
+        self.trial.rail().ops.dereg(self.trial.rail(), &self.mem)
 
 
-cdef class RailTrial:
-    """A rail before it is connected: what it tells is kept from now on.
+cdef class Trial:
+    """A rail of a port, and the immediate values that have come over it."""
 
-    capacity : immediate values that it keeps
-    """
+    cdef Port port_
+    cdef Rail rail_
+    cdef Log log
+    cdef uint64_t taken                  # immediate values, by take()
+    cdef list sources                    # buffers of write()
 
-    cdef readonly Rail rail
-    cdef Told told
-    cdef list sources                    # of the writes, until the rail is closed
-
-    def __init__(self, Rail rail, capacity=1 << 16):
-        self.rail = rail
-        self.sources = []
-        self.told.capacity = capacity
-        self.told.imms = <uint32_t*>malloc(capacity * sizeof(uint32_t))
-        if self.told.imms == NULL:
-            raise MemoryError
-        rail.rail.on_imm = on_imm
-        rail.rail.peer = &self.told
+    def __init__(self, Port port not None, Rail rail not None):
+        self.port_, self.rail_, self.sources = port, rail, []
+        self.rail().on_imm, self.rail().peer = keep, &self.log
 
     def __dealloc__(self):
-        if self.rail is not None and self.rail.rail != NULL:
-            self.rail.rail.peer = NULL
-        free(self.told.imms)
+        if self.rail_ is not None and self.rail_.rail is not NULL:
+            self.rail_.rail.on_imm = ignore
 
-    cdef int check(self) except -1:
-        if self.rail.rail == NULL:
+    cdef hetccl_rail_t* rail(self) except NULL:
+        if self.rail_.rail is NULL:
             raise ValueError("the rail is closed")
-        return 0
+        return self.rail_.rail
 
-    def reg(self, uint8_t[::1] memory):
-        """Memory, or None: the rail answered AGAIN."""
-        cdef Memory registered = Memory()
-        self.check()
-        registered.trial, registered.owner = self, memory
-        registered.address, registered.nbytes = <uintptr_t>&memory[0], memory.shape[0]
-        if self.rail.rail.ops.reg(self.rail.rail, &memory[0], memory.shape[0], HETCCL_MEM_OF_ENGINE,
-                                  &registered.mem) != HETCCL_DONE:
+    cdef hetccl_port_t* port(self) except NULL:
+        if self.port_.port is NULL:
+            raise ValueError("the port is closed")
+        return self.port_.port
+
+    def reg(self, buffer, *, bint users=False):
+        """Register a writable buffer: a Memory, or None: it cannot be."""
+        cdef uint8_t[::1] view = buffer
+        cdef Memory memory = self.reg_at(<uintptr_t>&view[0], len(view), users=users)
+        if memory is not None:
+            memory.owner = view
+        return memory
+
+    def reg_at(self, uint64_t address, size_t nbytes, *, bint users=False):
+        cdef Memory memory = Memory.__new__(Memory)
+        cdef hetccl_rail_t* rail = self.rail()
+        cdef int whose = HETCCL_MEM_OF_USER if users else HETCCL_MEM_OF_ENGINE
+        memory.trial, memory.address = self, address
+        if rail.ops.reg(rail, <void*><uintptr_t>address, nbytes, whose, &memory.mem) != HETCCL_DONE:
             return None
-        return registered
+        return memory
 
-    def write(self, pieces, uint64_t remote_addr, uint32_t rkey, *, imm=None, bint lazy=False, lkeys=(0, 0)):
-        """Post a write of up to two buffers: the rail's answer, a number of transport.h."""
+    def write(self, pieces, uint64_t remote_addr=0, uint32_t rkey=0, imm=None, *, bint lazy=False):
+        """Post one write. Returns "done", "again" or the status, a number of transport.h or rail.h.
+
+        pieces : up to two, each (address, bytes, lkey); or, over tcp, a buffer, kept until forget_sources()
+        """
         cdef hetccl_write_t write
-        cdef const uint8_t[::1] piece
-        cdef int i, status
-        self.check()
+        cdef hetccl_rail_t* rail = self.rail()
+        cdef const uint8_t[::1] view
         memset(&write, 0, sizeof(write))
-        for i in range(len(pieces)):
-            piece = pieces[i]
-            write.ptr[i] = &piece[0] if piece.shape[0] > 0 else NULL
-            write.nbytes[i] = piece.shape[0]
-            write.lkey[i] = lkeys[i]
+        for i, piece in enumerate(pieces):
+            if type(piece) is tuple:
+                address, nbytes, lkey = piece
+            else:
+                view = piece
+                address, nbytes, lkey = <uintptr_t>&view[0] if len(view) else 0, len(view), 0
+            write.ptr[i], write.nbytes[i], write.lkey[i] = <void*><uintptr_t>address, nbytes, lkey
         write.remote_addr, write.rkey = remote_addr, rkey
         if imm is not None:
             write.imm, write.flags = imm, HETCCL_WRITE_IMM
         if lazy:
             write.flags |= HETCCL_WRITE_LAZY
-        status = self.rail.rail.ops.write(self.rail.rail, &write)
+        status = rail.ops.write(rail, &write)
         if status == HETCCL_DONE:
             self.sources.append(pieces)
-        return status
+        return ANSWERS.get(status, status)
 
     def forget_sources(self):
-        """Let the sources of completed writes go. Only when all are."""
-        self.check()
-        if self.rail.rail.completed != self.rail.rail.posted:
-            raise ValueError("there are writes that are not completed")
+        """Let the buffers of completed writes go. Only when all are completed."""
+        posted, completed = self.counts
+        if posted != completed:
+            raise ValueError(f"{posted - completed} writes are not completed")
         self.sources.clear()
 
-    @property
-    def told_imms(self):
-        """The immediate values told so far, in their order."""
-        if self.told.beyond:
-            raise ValueError(f"{self.told.beyond} immediate values were not kept")
-        return [self.told.imms[i] for i in range(self.told.count)]
+    def poll(self):
+        """Whether anything moved."""
+        cdef hetccl_port_t* port = self.port()
+        return port.poll(port) == HETCCL_MOVED
+
+    def arm(self):
+        """Whether the port is armed; else it must be polled first."""
+        cdef hetccl_port_t* port = self.port()
+        return port.arm(port) == HETCCL_DONE
+
+    def told(self):
+        """All immediate values that have come."""
+        return self.imms_from(0)
+
+    def take(self):
+        """The immediate values that have come since the last time."""
+        found = self.imms_from(self.taken)
+        self.taken = self.log.came
+        return found
+
+    cdef list imms_from(self, uint64_t first):
+        if self.log.came - first > KEPT:
+            raise OverflowError(f"{self.log.came - first} immediate values; {KEPT} are kept")
+        return [self.log.imms[i % KEPT] for i in range(first, self.log.came)]
+
+    def wait(self, double seconds, uint64_t completed=0, uint64_t came=0):
+        """Poll until so many writes are complete and so many values have come; False: not within the time."""
+        cdef hetccl_rail_t* rail = self.rail()
+        cdef hetccl_port_t* port = self.port()
+        cdef int64_t deadline = hetccl_now_ns() + <int64_t>(seconds * 1e9)
+        cdef bint done = False
+        with nogil:
+            while not done and rail.state == HETCCL_RAIL_UP and hetccl_now_ns() < deadline:
+                port.poll(port)
+                done = rail.completed >= completed and self.log.came >= came
+        return rail.completed >= completed and self.log.came >= came
+
+    def wait_failed(self, double seconds):
+        """Poll until the rail has failed; False: not within the time."""
+        cdef hetccl_rail_t* rail = self.rail()
+        cdef hetccl_port_t* port = self.port()
+        cdef int64_t deadline = hetccl_now_ns() + <int64_t>(seconds * 1e9)
+        with nogil:
+            while rail.state == HETCCL_RAIL_UP and hetccl_now_ns() < deadline:
+                port.poll(port)
+        return rail.state != HETCCL_RAIL_UP
+
+    def sleep(self, double seconds):
+        """Sleep on the armed port's descriptor; whether it has become readable."""
+        poller = select.poll()
+        poller.register(self.port().fd, select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
+
+    def stream(self, Memory source not None, size_t nbytes, uint64_t count, uint64_t remote_addr, uint32_t rkey,
+               double seconds):
+        """Write the same bytes count times, as fast as the rail takes them; nanoseconds until all are complete."""
+        cdef hetccl_write_t write
+        cdef hetccl_rail_t* rail = self.rail()
+        cdef hetccl_port_t* port = self.port()
+        cdef unsigned polls = 0
+        cdef int64_t start = hetccl_now_ns(), deadline = start + <int64_t>(seconds * 1e9)
+        cdef uint64_t goal = rail.posted + count
+        memset(&write, 0, sizeof(write))
+        write.ptr[0], write.nbytes[0], write.lkey[0] = <void*><uintptr_t>source.address, nbytes, source.mem.lkey
+        write.remote_addr, write.rkey = remote_addr, rkey
+        with nogil:
+            while rail.completed < goal and rail.state == HETCCL_RAIL_UP:
+                polls += 1
+                if polls % 1024 == 0 and hetccl_now_ns() > deadline:
+                    break
+                while rail.posted < goal and rail.ops.write(rail, &write) == HETCCL_DONE:
+                    pass
+                port.poll(port)
+        if rail.completed < goal:
+            raise TimeoutError(f"{goal - rail.completed} of {count} writes are not complete: {self.rail_.fault()}")
+        return hetccl_now_ns() - start
+
+    def ping_pong(self, Memory source not None, size_t nbytes, int rounds, uint64_t remote_addr, uint32_t rkey,
+                  bint first, int64_t[::1] times, double seconds):
+        """Answer writes with an immediate value each, the first side beginning.
+
+        times : nanoseconds of each GROUP of rounds; reading the clock may cost as much as a part of a round
+        """
+        cdef hetccl_write_t write
+        cdef hetccl_rail_t* rail = self.rail()
+        cdef hetccl_port_t* port = self.port()
+        cdef int64_t now, before, deadline = hetccl_now_ns() + <int64_t>(seconds * 1e9)
+        cdef uint64_t base = self.log.came
+        cdef int i
+        memset(&write, 0, sizeof(write))
+        write.ptr[0], write.nbytes[0], write.lkey[0] = <void*><uintptr_t>source.address, nbytes, source.mem.lkey
+        write.remote_addr, write.rkey, write.flags = remote_addr, rkey, HETCCL_WRITE_IMM
+        with nogil:
+            before = hetccl_now_ns()
+            for i in range(rounds):
+                if not first and not self.spin(rail, port, base + i + 1, deadline):
+                    break
+                while rail.ops.write(rail, &write) == HETCCL_AGAIN and rail.state == HETCCL_RAIL_UP:
+                    port.poll(port)
+                if first and not self.spin(rail, port, base + i + 1, deadline):
+                    break
+                if i % GROUP == GROUP - 1:
+                    now = hetccl_now_ns()
+                    times[i // GROUP] = now - before
+                    before = now
+        if self.log.came < base + rounds:
+            raise TimeoutError(f"{self.log.came - base} of {rounds} rounds: {self.rail_.fault()}")
+
+    cdef bint spin(self, hetccl_rail_t* rail, hetccl_port_t* port, uint64_t came, int64_t deadline) noexcept nogil:
+        cdef unsigned idle = 0
+        while self.log.came < came:
+            if port.poll(port) == HETCCL_MOVED:
+                continue
+            idle += 1
+            if rail.state != HETCCL_RAIL_UP or idle % 1024 == 0 and hetccl_now_ns() > deadline:
+                return False
+        return True
 
     @property
-    def ntold(self):
-        """How many have been told."""
-        return self.told.count + self.told.beyond
+    def state(self):
+        return "closed" if self.rail_.rail is NULL else STATES[self.rail_.rail.state]
 
     @property
     def counts(self):
         """(writes posted, writes completed)"""
-        self.check()
-        return self.rail.rail.posted, self.rail.rail.completed
+        return self.rail().posted, self.rail().completed
+
+    @property
+    def came(self):
+        """Immediate values that have come."""
+        return self.log.came
 
     @property
     def room(self):
-        self.check()
-        return self.rail.rail.ops.room(self.rail.rail)
+        """Writes that the rail would take now, at least."""
+        return self.rail().ops.room(self.rail())
 
     @property
     def max_write(self):
-        self.check()
-        return self.rail.rail.ops.max_write
+        """Bytes of the largest write."""
+        return self.rail().ops.max_write
 
     @property
-    def state(self):
-        return "closed" if self.rail.rail == NULL else STATES[self.rail.rail.state]
+    def fd(self):
+        """What becomes readable when there is something to poll."""
+        return self.port().fd
 
     @property
     def fault(self):
-        """(kind, code)"""
-        self.check()
-        return self.rail.rail.fault.kind, self.rail.rail.fault.code
-
-
-def poll(Port port):
-    """Whether anything moved."""
-    if port.port == NULL:
-        raise ValueError("the port is closed")
-    return port.port.poll(port.port) == HETCCL_MOVED
-
-
-def arm(Port port):
-    """Whether it is armed: nothing has come meanwhile."""
-    if port.port == NULL:
-        raise ValueError("the port is closed")
-    return port.port.arm(port.port) == HETCCL_DONE
-
-
-def descriptor(Port port):
-    """What becomes readable when there is something to poll."""
-    return port.port.fd
+        """(kind, code), or None"""
+        fault = self.rail().fault
+        return None if fault.kind == HETCCL_FAULT_NONE else (fault.kind, fault.code)

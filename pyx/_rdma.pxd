@@ -1,6 +1,6 @@
 """Rails over verbs as objects. C side: include/hetccl/verbs_port.h and rail_verbs.h."""
 
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from hetccl._rail cimport Port, Rail, hetccl_mem_t, hetccl_port_t, hetccl_rail_ops_t, hetccl_rail_t, hetccl_write_t
 from hetccl._rdma_device cimport OpenDevice, hetccl_verbs_device_t
@@ -56,7 +56,7 @@ cdef extern from "hetccl/rail_verbs.h" nogil:
     int hetccl_verbs_rail_reg(hetccl_rail_t* rail, void* ptr, size_t nbytes, int whose, hetccl_mem_t* mem)
     void hetccl_verbs_rail_dereg(hetccl_rail_t* rail, hetccl_mem_t* mem)
     void hetccl_verbs_rail_stop(hetccl_rail_t* rail)
-    int hetccl_verbs_rail_drain(hetccl_verbs_rail_t* vr, int64_t timeout_ns)
+    int hetccl_verbs_rail_drain(hetccl_verbs_rail_t* vr)
     void hetccl_verbs_rail_close(hetccl_verbs_rail_t* vr)
 
 

@@ -16,8 +16,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from hetccl._rail cimport (
-    HETCCL_FAULT_DEVICE, HETCCL_FAULT_POST, HETCCL_FAULT_WC, HETCCL_FAULT_WIRE, HETCCL_RAIL_NEW, HETCCL_RAIL_UP, Port,
-    Rail, breach_text, hetccl_rail_fault_t,
+    HETCCL_FAULT_DEVICE, HETCCL_FAULT_POST, HETCCL_FAULT_WC, HETCCL_FAULT_WIRE, HETCCL_RAIL_FAILED, HETCCL_RAIL_NEW,
+    HETCCL_RAIL_UP, Port, Rail, breach_text, hetccl_rail_fault_t,
 )
 from hetccl._rdma_device cimport device_opened, set_nonblocking
 from hetccl._verbs cimport (
@@ -25,10 +25,9 @@ from hetccl._verbs cimport (
     HETCCL_IBV_QP_AV, HETCCL_IBV_QP_CAP, HETCCL_IBV_QP_DEST_QPN, HETCCL_IBV_QP_MAX_DEST_RD_ATOMIC,
     HETCCL_IBV_QP_MAX_QP_RD_ATOMIC, HETCCL_IBV_QP_MIN_RNR_TIMER, HETCCL_IBV_QP_PATH_MTU, HETCCL_IBV_QP_PKEY_INDEX,
     HETCCL_IBV_QP_PORT, HETCCL_IBV_QP_RETRY_CNT, HETCCL_IBV_QP_RNR_RETRY, HETCCL_IBV_QP_RQ_PSN, HETCCL_IBV_QP_SQ_PSN,
-    HETCCL_IBV_QP_STATE, HETCCL_IBV_QP_TIMEOUT, HETCCL_IBV_QPS_ERR, HETCCL_IBV_QPS_INIT,
-    HETCCL_IBV_QPS_RTR,
-    HETCCL_IBV_QPS_RTS, HETCCL_IBV_QPT_RC, hetccl_ibv_ah_attr_t, hetccl_ibv_qp_attr_t,
-    hetccl_ibv_qp_init_attr_t, hetccl_verbs_errno, hetccl_verbs_t,
+    HETCCL_IBV_QP_STATE, HETCCL_IBV_QP_TIMEOUT, HETCCL_IBV_QPS_ERR, HETCCL_IBV_QPS_INIT, HETCCL_IBV_QPS_RTR,
+    HETCCL_IBV_QPS_RTS, HETCCL_IBV_QPT_RC, hetccl_ibv_ah_attr_t, hetccl_ibv_qp_attr_t, hetccl_ibv_qp_init_attr_t,
+    hetccl_verbs_errno, hetccl_verbs_t,
 )
 from hetccl._verbs_errors cimport error_text, verbs_raise
 
@@ -56,8 +55,6 @@ cdef enum:
     HOP_LIMIT = 64
     # hetccl reads nothing remotely; one keeps peers possible that do.
     RD_ATOMIC = 1
-    # How long a queue pair that was stopped may take to give all its requests back.
-    DRAIN_NS = 2000000000
     # sgid_index has 8 bits.
     MOST_GID_INDEX = 255
 
@@ -118,7 +115,7 @@ cdef class RdmaPort(Port):
                 raise ValueError(f"{what}: {value}; {name} port {port} allows 0 to {most}")
         return 0
 
-    def rail(self, int peer, int index, card):
+    def rail(self, int peer, int index):
         cdef QueuePair rail = QueuePair.__new__(QueuePair)
         rail.port, rail.peer = self, peer
         queue_pair_open(rail, index)
@@ -206,6 +203,8 @@ cdef void port_close(RdmaPort self) noexcept:
         free(state)
 
 
+# Its C struct uses the port's until its __dealloc__.
+@cython.no_gc_clear
 @cython.final
 cdef class QueuePair(Rail):
     """A rail over an RC queue pair; made by RdmaPort.rail()."""
@@ -214,7 +213,7 @@ cdef class QueuePair(Rail):
         self.state = NULL
 
     def __init__(self):
-        raise TypeError("use RdmaPort.rail(peer, index, card)")
+        raise TypeError("use RdmaPort.rail(peer, index)")
 
     def __dealloc__(self):
         if self.state is not NULL and self.port.owner_pid == getpid():
@@ -279,7 +278,7 @@ cdef class QueuePair(Rail):
         }
 
     def stop(self):
-        """Put the queue pair in the error state: nothing goes out or comes in any more. close() does it, and tests."""
+        """Put the queue pair in the error state, as close() does first, and leave it there; for tests."""
         cdef hetccl_ibv_qp_attr_t attr
         memset(&attr, 0, sizeof(attr))
         attr.qp_state = HETCCL_IBV_QPS_ERR
@@ -287,12 +286,16 @@ cdef class QueuePair(Rail):
         modify(self, &attr, HETCCL_IBV_QP_STATE)
 
     def close(self):
-        """Stop the queue pair, take in what has arrived, give it back; idempotent. Under the communicator's mutex."""
+        """Give the queue pair back; idempotent.
+
+        One that is connected and not stopped is stopped, and what has arrived is taken in: under the mutex.
+        """
         cdef hetccl_verbs_rail_t* state = self.state
         if state is NULL or self.port.owner_pid != getpid():
             return
         with nogil:
-            hetccl_verbs_rail_drain(state, DRAIN_NS)
+            if state.rail.state == HETCCL_RAIL_UP or state.rail.state == HETCCL_RAIL_FAILED:
+                hetccl_verbs_rail_drain(state)
             hetccl_verbs_rail_close(state)
         self.state = NULL
         self.rail = NULL

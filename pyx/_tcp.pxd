@@ -22,7 +22,8 @@ cdef extern from "hetccl/rail_tcp.h" nogil:
     void hetccl_tcp_port_close(hetccl_tcp_port_t* port)
     void hetccl_tcp_rail_open(hetccl_tcp_rail_t* rail, hetccl_tcp_port_t* port, int index)
     int hetccl_tcp_rail_connect(hetccl_tcp_rail_t* rail, const int* fds, int nfds)
-    void hetccl_tcp_rail_close(hetccl_tcp_rail_t* rail, bint is_owner)
+    void hetccl_tcp_rail_close(hetccl_tcp_rail_t* rail)
+    void hetccl_tcp_rail_forget(hetccl_tcp_rail_t* rail)
 
 
 cdef class TcpPort(Port):

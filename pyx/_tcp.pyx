@@ -7,11 +7,13 @@ communicator has one port, an epoll, for all its rails. See _rail for who holds 
 import os
 import socket
 
+cimport cython
 from libc.stdlib cimport calloc, free
 
 from hetccl._rail cimport HETCCL_FAULT_SOCKET, HETCCL_FAULT_WIRE, Port, Rail, breach_text, hetccl_rail_t
 
 cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
     int getpid()
 
 # An idle connection to a host that has vanished ends after 15 + 3 x 5 seconds.
@@ -41,7 +43,7 @@ cdef class TcpPort(Port):
             raise OSError(error, f"no epoll for TCP connections: {os.strerror(error)}")
         self.port = &self.tcp.base
 
-    def rail(self, peer, index, card):
+    def rail(self, peer, index):
         return TcpRail(self, index)
 
     def close(self):
@@ -54,12 +56,19 @@ cdef class TcpPort(Port):
             free(self.tcp)
             self.tcp = NULL
 
+    def forget(self):
+        if self.tcp != NULL:
+            close(self.tcp.base.fd)
+            self.tcp.base.fd = -1
+
     def __dealloc__(self):
         if self.tcp != NULL:
             hetccl_tcp_port_close(self.tcp)
             free(self.tcp)
 
 
+# Its C struct uses the port's until its __dealloc__.
+@cython.no_gc_clear
 cdef class TcpRail(Rail):
     """Connections to one peer; see TcpPort.rail."""
 
@@ -128,8 +137,15 @@ cdef class TcpRail(Rail):
             self.last_fault = _words(self.rail)
             self.release()
 
+    def forget(self):
+        if self.tcp != NULL:
+            hetccl_tcp_rail_forget(self.tcp)
+
     cdef void release(self) noexcept:
-        hetccl_tcp_rail_close(self.tcp, getpid() == self.port_.owner_pid)
+        if getpid() == self.port_.owner_pid:
+            hetccl_tcp_rail_close(self.tcp)
+        else:
+            hetccl_tcp_rail_forget(self.tcp)
         free(self.tcp)
         self.tcp = NULL
         self.rail = NULL

@@ -1,4 +1,4 @@
-"""The errors of libibverbs in words: failed calls, failed completions, events; layer L0.
+"""The errors of libibverbs in words: failed calls, failed completions, events; layer L1.
 
 Everything here is called with the GIL and touches no library.
 """

@@ -8,7 +8,7 @@ cdef class Wire(Polled):
     cdef object __weakref__
     cdef list ports                      # Port
     cdef dict rails                      # peer -> [Rail], as long as the C structs may use them
-    cdef list ended                      # Rail of attempts that failed, to be closed when nobody polls any more
+    cdef tuple kept                      # all of these rails: the collector of cycles clears a dict, never a tuple
     cdef dict texts                      # peer -> why its connection ended, in words
     cdef readonly tuple hosts            # str per rank, for messages; empty: not known
 

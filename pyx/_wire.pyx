@@ -14,16 +14,18 @@ from libc.stdint cimport uint32_t
 from hetccl._rail cimport HETCCL_RAILS, Port, Rail, hetccl_rail_t
 from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_ELENGTH, HETCCL_MOVED, hetccl_bell_ring
 from hetccl._wire_peer cimport (
-    HETCCL_WIRE_CONNECTING, HETCCL_WIRE_CTS_MAX, HETCCL_WIRE_FAILED, HETCCL_WIRE_LOST, HETCCL_WIRE_NOWHERE,
-    HETCCL_WIRE_READY, HETCCL_WIRE_UP, HETCCL_WIRE_WANTED, hetccl_wire_arrived_t, hetccl_wire_counters_t,
-    hetccl_wire_peer_address, hetccl_wire_peer_attach, hetccl_wire_peer_close, hetccl_wire_peer_close_rail,
-    hetccl_wire_peer_end, hetccl_wire_peer_go, hetccl_wire_peer_open, hetccl_wire_peer_poll, hetccl_wire_peer_resume,
-    hetccl_wire_peer_rkey,
+    HETCCL_WIRE_CELL_BYTES_MAX, HETCCL_WIRE_CELL_BYTES_MIN, HETCCL_WIRE_CELL_UNIT, HETCCL_WIRE_CELLS_MAX,
+    HETCCL_WIRE_CELLS_MIN, HETCCL_WIRE_CONNECTING, HETCCL_WIRE_CTS_MAX, HETCCL_WIRE_FAILED, HETCCL_WIRE_LOST,
+    HETCCL_WIRE_NOWHERE, HETCCL_WIRE_READY, HETCCL_WIRE_UP, HETCCL_WIRE_WANTED, hetccl_wire_arrived_t,
+    hetccl_wire_counters_t, hetccl_wire_peer_address, hetccl_wire_peer_attach, hetccl_wire_peer_close,
+    hetccl_wire_peer_close_rail, hetccl_wire_peer_end, hetccl_wire_peer_go, hetccl_wire_peer_open,
+    hetccl_wire_peer_poll, hetccl_wire_peer_resume, hetccl_wire_peer_rkey,
 )
 from hetccl._wire_poll cimport HETCCL_WIRE_PORTS, hetccl_wire_watch_add, hetccl_wire_watch_forget
 from hetccl._wire_record cimport Inbox, arrived_read, arrived_record, inbox_read
 
 from hetccl._verbs_errors import memlock_advice
+from hetccl._wire_poll import SHAPES
 from hetccl.errors import LibraryError
 
 cdef extern from "hetccl/wire.h" nogil:
@@ -44,9 +46,10 @@ cdef enum:
 
 # Between two looks of flush().
 FLUSH_SECONDS = 2e-4
-# Of a cell: at least, at most, and what is not payload.
-LEAST_CELL_BYTES = 128
-MOST_CELL_BYTES = 1 << 20
+# Of an inbox: cells of a ring, bytes of a cell (a multiple of CELL_UNIT), and what of it is not payload.
+LEAST_CELLS, MOST_CELLS = HETCCL_WIRE_CELLS_MIN, HETCCL_WIRE_CELLS_MAX
+LEAST_CELL_BYTES, MOST_CELL_BYTES = HETCCL_WIRE_CELL_BYTES_MIN, HETCCL_WIRE_CELL_BYTES_MAX
+CELL_UNIT = HETCCL_WIRE_CELL_UNIT
 HEADER_BYTES = sizeof(hetccl_wire_cell_t)
 
 # Whose epoll sets a child of this process must close.
@@ -83,7 +86,7 @@ cdef class Wire(Polled):
 
     def __cinit__(self, int rank, int nranks, int cells, int cell_bytes, hosts=(), **settings):
         self.hosts = tuple(hosts)
-        self.ports, self.rails, self.ended, self.texts = [], {}, [], {}
+        self.ports, self.rails, self.kept, self.texts = [], {}, (), {}
         _wires.add(self)
 
     def __dealloc__(self):
@@ -160,6 +163,7 @@ cdef class Wire(Polled):
             self.unlock()
         if status == HETCCL_DONE:
             self.rails[peer] = list(rails)
+            self.kept += tuple(rails)
             return {
                 "address": hetccl_wire_peer_address(state), "cells": self.shared.shape.ncells,
                 "cell_bytes": self.shared.shape.cell_bytes,
@@ -192,8 +196,7 @@ cdef class Wire(Polled):
         if status == HETCCL_AGAIN:
             raise ValueError(f"peer: {self.describe(peer)}")
         if status == HETCCL_ELENGTH:
-            raise ValueError(f"inbox: {it.shape.ncells} cells of {it.shape.cell_bytes} bytes; a power of two from 2 to "
-                             "1024, of a multiple of 64 from 128 to 1 MiB are needed")
+            raise ValueError(f"inbox: {it.shape.ncells} cells of {it.shape.cell_bytes} bytes; {SHAPES}")
         if status != HETCCL_DONE:
             raise memory_error(peer, rails, at)
 
@@ -210,17 +213,25 @@ cdef class Wire(Polled):
     def retry(self, int peer):
         """The attempt to connect has failed: forget it. Traffic that waits makes the peer wanted again."""
         cdef hetccl_wire_peer_t* state
+        cdef bint is_over
         if self.closed:
             return
         state = self.peer_of(peer)
+        rails = self.rails.get(peer, [])
         with nogil:
             self.lock()
-            if state.state < HETCCL_WIRE_LOST:
+            is_over = self.closed or state.state >= HETCCL_WIRE_LOST
+            if not is_over:
                 self.drop_live(peer)
                 hetccl_wire_peer_close(state)
                 hetccl_bell_ring(self.bell)
             self.unlock()
-        self.ended += self.rails.pop(peer, [])
+        if is_over or not rails:
+            return
+        del self.rails[peer]
+        self.kept = tuple(rail for rail in self.kept if rail not in rails)
+        for rail in rails:
+            rail.close()
 
     def refuse(self, int peer, str text not None):
         """The peer cannot be connected: its traffic fails, and describe() says this."""
@@ -260,9 +271,9 @@ cdef class Wire(Polled):
                 marks[peer] = <unsigned char>self.peers[peer].untold
                 self.peers[peer].untold = 0
             self.unlock()
-        return [(peer, index, rail_text(self.rails[peer][index]))
+        return [(peer, index, rail_text(rail))
                 for peer in range(self.nranks) if found[peer]
-                for index in range(HETCCL_RAILS) if found[peer] >> index & 1]
+                for index, rail in enumerate(self.rails.get(peer, [])) if found[peer] >> index & 1]
 
     def close_rail(self, int peer, int index):
         """End a rail of a peer, failed or not. Returns what has arrived, for the peer's resume(); JSON can carry it.
@@ -379,11 +390,11 @@ cdef class Wire(Polled):
             self.lock()
             self.give_back()
             self.unlock()
-        for rail in sum(self.rails.values(), self.ended):
+        for rail in self.kept:
             rail.close()
         for port in self.ports:
             port.close()
-        self.rails, self.ended, self.ports = {}, [], []
+        self.rails, self.kept, self.ports = {}, (), []
         fd, self.wake_fd = self.wake_fd, -1
         os.close(fd)
 
@@ -391,6 +402,8 @@ cdef class Wire(Polled):
         """In the child of a fork: close the descriptors that would keep the parent's ports alive."""
         hetccl_wire_watch_forget(&self.watch)
         self.closed = True
+        for end in (*self.kept, *self.ports):
+            end.forget()
 
 
 cdef str rail_text(Rail rail):

@@ -9,19 +9,19 @@ from hetccl._shm cimport hetccl_transport_t
 
 cdef extern from "hetccl/wire.h" nogil:
     enum:
-        HETCCL_WIRE_VERSION
         HETCCL_WIRE_CLASSES
         HETCCL_WIRE_CTS_MAX
-        HETCCL_BREACH_CELL
-        HETCCL_BREACH_CTS
-        HETCCL_BREACH_FIN
-        HETCCL_BREACH_CREDIT
-        HETCCL_BREACH_FRAME
+        HETCCL_WIRE_CELLS_MIN
+        HETCCL_WIRE_CELLS_MAX
+        HETCCL_WIRE_CELL_BYTES_MIN
+        HETCCL_WIRE_CELL_BYTES_MAX
+        HETCCL_WIRE_CELL_UNIT
 
     ctypedef struct hetccl_wire_shape_t:
         uint32_t ncells
         uint32_t cell_bytes
 
+    bint hetccl_wire_shape_is_good(const hetccl_wire_shape_t* shape)
     size_t hetccl_wire_inbox_bytes(const hetccl_wire_shape_t* shape)
     size_t hetccl_wire_payload_bytes(const hetccl_wire_shape_t* shape)
 

@@ -13,8 +13,10 @@ from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_open, hetccl_mutex_un
 from hetccl._rail cimport HETCCL_ENETWORK
 from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_EPEER, HETCCL_MOVED
 from hetccl._wire_peer cimport (
-    HETCCL_WIRE_FAILED, HETCCL_WIRE_LOST, hetccl_wire_peer_close, hetccl_wire_peer_init, hetccl_wire_peer_is_idle,
-    hetccl_wire_peer_poll, hetccl_wire_peer_quiet, hetccl_wire_wake, hetccl_wire_want,
+    HETCCL_WIRE_CELL_BYTES_MAX, HETCCL_WIRE_CELL_BYTES_MIN, HETCCL_WIRE_CELL_UNIT, HETCCL_WIRE_CELLS_MAX,
+    HETCCL_WIRE_CELLS_MIN, HETCCL_WIRE_FAILED, HETCCL_WIRE_LOST, hetccl_wire_peer_close, hetccl_wire_peer_init,
+    hetccl_wire_peer_is_idle, hetccl_wire_peer_poll, hetccl_wire_peer_quiet, hetccl_wire_shape_is_good,
+    hetccl_wire_wake, hetccl_wire_want,
 )
 
 cdef extern from "<unistd.h>" nogil:
@@ -31,6 +33,10 @@ cdef enum:
     # A part shorter than this is not worth another rail.
     CUT_BYTES = 65536
 
+# Which inboxes there can be, for messages.
+SHAPES = (f"a power of two from {HETCCL_WIRE_CELLS_MIN} to {HETCCL_WIRE_CELLS_MAX}, and a multiple of "
+          f"{HETCCL_WIRE_CELL_UNIT} from {HETCCL_WIRE_CELL_BYTES_MIN} to {HETCCL_WIRE_CELL_BYTES_MAX} are needed")
+
 
 cdef class Polled:
     """The engine's side of a wire; see _wire.Wire, which has the ports and rails, and calls give_back() before they go.
@@ -43,10 +49,9 @@ cdef class Polled:
         self.closed = True
         self.owner_pid = getpid()
         self.rank, self.nranks = rank, nranks
-        if not 2 <= cells <= 1024 or cells & (cells - 1):
-            raise ValueError(f"cells: {cells}; a power of two from 2 to 1024 is needed")
-        if not 128 <= cell_bytes <= 1 << 20 or cell_bytes % 64:
-            raise ValueError(f"cell_bytes: {cell_bytes}; a multiple of 64 from 128 to {1 << 20} is needed")
+        self.shared.shape.ncells, self.shared.shape.cell_bytes = cells, cell_bytes
+        if not hetccl_wire_shape_is_good(&self.shared.shape):
+            raise ValueError(f"cells, cell_bytes: {cells}, {cell_bytes}; {SHAPES}")
         if chunk_bytes < 64 or chunk_bytes % 64 or not 1 <= chunks <= MOST_CHUNKS or cut_bytes < 1:
             raise ValueError(f"chunk_bytes, chunks, cut_bytes: {chunk_bytes}, {chunks}, {cut_bytes}; a multiple of 64, "
                              f"1 to {MOST_CHUNKS}, and 1 or more are needed")
@@ -61,7 +66,6 @@ cdef class Polled:
         self.watch.bell = self.bell
         self.closed = False
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.shared.shape.ncells, self.shared.shape.cell_bytes = cells, cell_bytes
         self.shared.chunk_bytes, self.shared.nchunks = chunk_bytes, chunks
         self.shared.cut_bytes, self.shared.first, self.shared.wake_fd = cut_bytes, first, self.wake_fd
         for peer in range(nranks):

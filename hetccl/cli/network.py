@@ -4,10 +4,11 @@ import re
 from typing import NamedTuple
 
 from hetccl import topology
+from hetccl._rdma import gid_text
 from hetccl.cli import job
 from hetccl.cli.host import Check
 from hetccl.errors import HetcclError
-from hetccl.net import gids, interfaces, nearness, nics, paths
+from hetccl.net import fitness, interfaces, nearness, nics, paths
 
 # Jobs with more ranks get one line for each number of rails: rails are then too many to read.
 DETAILED_RANKS = 16
@@ -95,8 +96,8 @@ def _way(rank, peer, members, cards, settings):
         path = paths.choose(rank, peer, members, cards, settings)
     except HetcclError as error:
         return {"kind": "", "rails": [], "reasons": {}, "problem": str(error).partition(": ")[2]}
-    ends = [(_name(cards[rank]["verbs"][mine]), _name(cards[peer]["verbs"][theirs])) for mine, theirs in path.rails]
-    rails = [" - ".join(end) for end in ends]
+    ends = [(cards[rank]["verbs"][mine], cards[peer]["verbs"][theirs]) for mine, theirs in path.rails]
+    rails = [" - ".join(map(fitness.name_of, end)) for end in ends]
     # Without the ranks: whose fault it is, their lines on rails and TCP tell, and like ways become one.
     reasons = {kind: re.sub(r"\branks? [0-9]+( and [0-9]+)?: ", "", why) for kind, why in path.reasons.items()}
     return {"kind": path.kind, "rails": rails, "reasons": reasons, "problem": ""}
@@ -104,7 +105,7 @@ def _way(rank, peer, members, cards, settings):
 
 def _port_of(choice):
     port = choice.port
-    gid = [f"GID {card['gid_index']} {gids.text(card['gid'])}, {card['why']}" for card in choice.cards]
+    gid = [f"GID {card['gid_index']} {gid_text(card['gid'])}, {card['why']}" for card in choice.cards]
     return {
         "name": choice.name,
         "state": port["state"],
@@ -126,12 +127,8 @@ def _rails_text(cards):
     """ "mlx5_0:1 on the same PCIe switch", the nearest first."""
     distances = {}
     for card in cards:
-        distances.setdefault(card["distance"], dict())[_name(card)] = None
+        distances.setdefault(card["distance"], dict())[fitness.name_of(card)] = None
     return [f"{', '.join(names)} {nearness.WORDS[distance]}" for distance, names in distances.items()]
-
-
-def _name(card):
-    return f"{card['device']}:{card['port']}"
 
 
 def _address_text(entry):

@@ -86,7 +86,7 @@ def connection(card, given):
     name = f"{card['device']}:{card['port']} GID {card['gid_index']}"
     try:
         port = _rdma.RdmaPort(card, receives=TRIAL_RECEIVES, settings=given)
-        rail = port.rail(0, 0, card)
+        rail = port.rail(0, 0)
         rail.connect(rail.local())
         rail.close()
         port.close()

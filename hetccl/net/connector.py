@@ -11,6 +11,7 @@ import functools
 import itertools
 import os
 import threading
+import time
 
 from hetccl.net import control
 from hetccl.net.handshake import Keys
@@ -21,6 +22,7 @@ from hetccl.net.process import Process
 LOOK_SECONDS = 1.0
 GOODBYE_SECONDS = 1.0
 HELPER_SECONDS = 5.0
+LAST_SECONDS = 1.0  # for handshakes that the end of the program breaks off
 
 _process = None  # of this process; a fork's child gets another
 
@@ -30,10 +32,17 @@ def listen(addresses=()):
 
     addresses : str, numeric IPv4 and IPv6 addresses of this host; none: all addresses, and the card has none
     Returns   : {"port": int, "addresses": [str]}, what the other ranks need to know. Each call must be followed by a
-                Group, or by nothing more: the socket is closed with the last Group
+                Group, or by forgo(): the socket is closed with the last Group
     Raises    : OSError (naming the address)
     """
     return _here().listen(addresses)
+
+
+def forgo():
+    """There will be no Group for a call of listen()."""
+    process = _process
+    if process is not None:
+        process.forgo()
 
 
 def _here():
@@ -50,21 +59,22 @@ class Group:
 
     secret      : 16 bytes that the ranks of the communicator share and nobody else knows
     rank        : int
-    cards       : per rank, what it has said of its network; None for ranks that are not reached by it
     hosts       : str per rank, host names for messages
-    wire        : _wire.Wire     board : _board.Board     paths : {peer: net.paths.Path}
+    wire        : _wire.Wire     board : _board.Board
+    paths       : {peer: net.paths.Path}, with the ports of this rank, one for each rail, in the place of its `rails`
     timeout     : seconds in which a peer that is wanted must be reached
     connections : TCP connections for data of each rail (kind "tcp")
     """
 
-    def __init__(self, secret, rank, cards, hosts, wire, board, paths, timeout, connections=2):
+    def __init__(self, secret, rank, hosts, wire, board, paths, timeout, connections=2):
         self.process = _here()
         self.lock, self.loop = self.process.lock, self.process.begin()
         self.changed = threading.Condition(self.lock)
         self.keys = Keys.of(secret)
-        self.rank, self.nranks, self.hosts = rank, len(cards), hosts
+        self.rank, self.nranks, self.hosts = rank, len(hosts), hosts
         self.name = (self.keys.communicator, rank)
         self.wire, self.board = wire, board
+        self.wake_fd = wire.wake_fd
         self.timeout, self.connections = timeout, connections
         self.ended = False
         self.helpers = 0  # threads that work for it
@@ -81,21 +91,28 @@ class Group:
         seconds : most that sent data may take; the rest takes a few seconds at most
         Returns : bool, whether everything had arrived
         """
-        if not self._lives():
+        if not self.lives():
             return True
         arrived = self.wire.flush(seconds)
         self.leave()
         with self.lock:
             self.changed.wait_for(self._alone, GOODBYE_SECONDS)
         self.loop.call(self._close_all, HELPER_SECONDS)
-        with self.lock:
-            self.changed.wait_for(lambda: self.helpers == 0, HELPER_SECONDS)
+        self.settle(HELPER_SECONDS)
         self.process.remove(self)
         return arrived
 
+    def drop(self, close):
+        """Have a communicator that nobody freed closed, by a function, on a thread of its own.
+
+        A finalizer asks for it. The collector of cycles runs it on any thread and in the middle of anything: on the
+        connector's, for which close() waits, or where a lock is held that close() takes.
+        """
+        self.loop.soon(functools.partial(self._close_apart, close))
+
     def leave(self):
         """Say good-bye at once: the program ends. Idempotent; waits for nothing."""
-        if not self._lives():
+        if not self.lives():
             return
         # A peer that hears of the end alone would take it for the reason.
         self._tell_fault()
@@ -114,7 +131,7 @@ class Group:
         peers   : ranks     seconds : how long to wait for answers
         Returns : {peer: (how many it has entered, index of the last call)}, of those that have answered
         """
-        if not self._lives():
+        if not self.lives():
             return {}
         with self.lock:
             asked = [pair for peer, pair in self.pairs.items() if peer in peers and pair.state == UP]
@@ -136,13 +153,28 @@ class Group:
             connected = sorted(peer for peer, pair in self.pairs.items() if pair.state == UP)
             return {"connected": connected, "sockets": len(self.process.sockets), "threads": self.helpers}
 
+    def settle(self, seconds):
+        """Wait until no thread works for it any more, so many seconds at most."""
+        with self.lock:
+            self.changed.wait_for(lambda: self.helpers == 0, seconds)
+
+    def lives(self):
+        """Whether this is the process that made it, and it is not closed. Takes no lock."""
+        return self.process is _process and self.process.has(self)
+
     # For pair.py.
 
     def dispatch(self, function):
-        """Run it on a helper thread that close() waits for."""
+        """Run it on a helper thread that close() waits for. Raises RuntimeError (no thread can be started)."""
         with self.lock:
             self.helpers += 1
-        self.process.dialling.run(functools.partial(self.helped, function))
+        try:
+            self.process.dialling.run(functools.partial(self.helped, function))
+        except RuntimeError:
+            with self.lock:
+                self.helpers -= 1
+                self.changed.notify_all()
+            raise
 
     def helped(self, function):
         """Run it, on a helper thread that has been counted."""
@@ -179,12 +211,12 @@ class Group:
 
     def _watch(self):
         if not self.ended:
-            self.loop.watch(self.wire.wake_fd, self._woken)
+            self.loop.watch(self.wake_fd, self._woken)
             self._look_again()
 
     def _woken(self, events):
         try:
-            os.eventfd_read(self.wire.wake_fd)
+            os.eventfd_read(self.wake_fd)
         except BlockingIOError:
             return
         self._look()
@@ -214,17 +246,19 @@ class Group:
             for pair in self.pairs.values():
                 pair.say(control.FAULT, dict(zip(("reason", "reporter", "culprit"), fault)))
 
+    def _close_apart(self, close):
+        try:
+            self.process.closing.run(close)
+        except RuntimeError:  # too many threads
+            self.loop.at(LOOK_SECONDS, functools.partial(self._close_apart, close))
+
     def _close_all(self):
-        self.loop.forget(self.wire.wake_fd)
+        self.loop.forget(self.wake_fd)
         for pair in self.pairs.values():
             pair.close()
 
     def _alone(self):
         return all(pair.connection is None for pair in self.pairs.values())
-
-    def _lives(self):
-        """Whether this is the process that made it, and it is not closed."""
-        return self.process is _process and self.process.has(self)
 
 
 _guard = threading.Lock()
@@ -237,10 +271,17 @@ def _end_with_the_program():
 
 
 def _leave_all():
-    """Say good-bye and end the thread: it must not run while the interpreter is taken down."""
+    """Say good-bye and end the thread: it must not run while the interpreter is taken down.
+
+    From then on a close() takes no lock: a daemon thread that the interpreter has stopped may hold it.
+    """
     if _process is not None:
-        for group in _process.all():
+        groups = _process.groups()
+        for group in groups:
             group.leave()
+        until = time.monotonic() + LAST_SECONDS
+        for group in groups:
+            group.settle(max(0, until - time.monotonic()))
         _process.stop()
 
 

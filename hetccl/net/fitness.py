@@ -5,6 +5,7 @@ happens. Ports are dicts as _verbs.devices() gives them.
 """
 
 from hetccl import config, topology
+from hetccl._rdma import gid_text
 from hetccl.net import gids
 
 # GIDs of one kind for which a port has a card: interfaces of several VLANs and containers fill a table.
@@ -68,20 +69,14 @@ def refusals(ports, settings, roots, missing):
         # Where nobody has asked for it, a host without a port that can serve goes on without verbs.
         if found and all(found.values()) and setting and value != getattr(config.Config(), setting):
             said = "; ".join(f"{name}: {why}" for name, why in found.items())
-            raise ValueError(f"HETCCL_{setting.upper()}={_as_written(value)} leaves no RDMA port: {said}")
+            written = config.names_text(value) if setting == "ib_hca" else value
+            raise ValueError(f"HETCCL_{setting.upper()}={written} leaves no RDMA port: {said}")
     return whys
-
-
-def _as_written(value):
-    if not isinstance(value, tuple):
-        return str(value)
-    names, excluded = value
-    return ("^" if excluded else "") + ",".join(names)
 
 
 def _check_names(names, excluded, ports, missing):
     """Each name of HETCCL_IB_HCA is a device of this host, and its port one of the device's. Raises ValueError."""
-    asked = f"HETCCL_IB_HCA={_as_written((names, excluded))}"
+    asked = f"HETCCL_IB_HCA={config.names_text((names, excluded))}"
     numbers = {}
     for port in ports:
         numbers.setdefault(port["device"], []).append(port["port"])
@@ -117,7 +112,7 @@ def _why_not_ready(port, value, roots):
 def _why_no_gid(port, index, roots):
     if entries(port, index):
         return ""
-    has = [f"{entry['index']} {gids.text(entry['gid'])} ({entry['type']})" for entry in port["gids"][:_LISTED]]
+    has = [f"{entry['index']} {gid_text(entry['gid'])} ({entry['type']})" for entry in port["gids"][:_LISTED]]
     more = f" and {len(port['gids']) - _LISTED} more" if len(port["gids"]) > _LISTED else ""
     listed = f"{', '.join(has)}{more}" if has else "none"
     if index is None:

@@ -61,12 +61,6 @@ def inner(gid):
     return str(ip.ipv4_mapped or ip)
 
 
-def text(gid):
-    """A GID as people write it: "::ffff:10.0.0.1", "fd00::1"."""
-    ip = ipaddress.IPv6Address(bytes.fromhex(gid))
-    return f"::ffff:{ip.ipv4_mapped}" if ip.ipv4_mapped else str(ip)
-
-
 def meet(mine, theirs):
     """How well two rails reach each other: SAME_SUBNET, ROUTED or ROCE_V1_SUBNET; or str, why they do not.
 

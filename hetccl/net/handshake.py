@@ -38,7 +38,7 @@ LINGER_SECONDS = 0.5
 
 
 class HandshakeError(Exception):
-    """A handshake that failed: str() says why; status, if the other side refused it; fault of this side's if 0."""
+    """A handshake that failed: str() says why. status : of the answer that refused it, either side's; else 0."""
 
     def __init__(self, text, status=0):
         super().__init__(text)

@@ -9,6 +9,8 @@ import socket
 import struct
 from pathlib import Path
 
+from hetccl.config import names_text
+
 NETWORKS = Path("/sys/class/net")
 # linux/rtnetlink.h, linux/if_addr.h, linux/if_link.h, linux/if.h
 RTM_NEWLINK, RTM_GETLINK, RTM_NEWADDR, RTM_GETADDR = 16, 18, 20, 22
@@ -37,7 +39,7 @@ def addresses(settings):
     found = [dict(entry, speed=speed(entry["ifname"])) for entry in _assigned(up)]
     if settings.socket_ifname is not None and not found:
         raise ValueError(
-            f"HETCCL_SOCKET_IFNAME={_as_written(settings.socket_ifname)} leaves no interface that is up and has an "
+            f"HETCCL_SOCKET_IFNAME={names_text(settings.socket_ifname)} leaves no interface that is up and has an "
             f"address; there are {', '.join(sorted(name for name, _ in links.values()))}"
         )
     least = min((_remoteness(entry) for entry in found), default=0)
@@ -108,15 +110,10 @@ def _chosen(socket_ifname, existing):
     unknown = [name for name in names if name not in existing]
     if unknown:
         raise ValueError(
-            f"HETCCL_SOCKET_IFNAME={_as_written(socket_ifname)}: there is no network interface "
+            f"HETCCL_SOCKET_IFNAME={names_text(socket_ifname)}: there is no network interface "
             f"{' or '.join(unknown)}; there are {', '.join(sorted(existing))}"
         )
     return set(existing) - set(names) if exclude else set(names)
-
-
-def _as_written(socket_ifname):
-    names, exclude = socket_ifname
-    return "^" * exclude + ",".join(names)
 
 
 def _remoteness(entry):
@@ -149,8 +146,9 @@ def _links():
     links = {}
     for body in _dump(RTM_GETLINK, RTM_NEWLINK, struct.pack("=BxHiII", socket.AF_UNSPEC, 0, 0, 0, 0)):
         index, flags = struct.unpack_from("=iI", body, 4)
-        name = _attributes(body[16:]).get(IFLA_IFNAME, b"").rstrip(b"\0").decode()
-        links[index] = name, flags & (IFF_UP | IFF_RUNNING) == IFF_UP | IFF_RUNNING
+        name = _attributes(body[16:]).get(IFLA_IFNAME, b"").rstrip(b"\0")
+        # The kernel allows any bytes but a few.
+        links[index] = os.fsdecode(name), flags & (IFF_UP | IFF_RUNNING) == IFF_UP | IFF_RUNNING
     return links
 
 

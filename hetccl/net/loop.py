@@ -8,13 +8,18 @@ import threading
 import time
 from collections import deque
 
+from hetccl import config
+
 POLL_SECONDS = 0.05  # between two looks whether the thread lives
 JOIN_SECONDS = 5.0
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Loop:
-    """One daemon thread. Everything but soon(), at() and stop() is called on it, by what it calls."""
+    """One daemon thread. Everything but soon(), at() and stop() is called on it, by what it calls.
+
+    soon() may be called from a finalizer, which the collector of cycles runs in the middle of anything, even of soon().
+    """
 
     def __init__(self):
         self._selector = selectors.DefaultSelector()
@@ -24,7 +29,7 @@ class Loop:
         self._times = []  # heap of (when, number, callable)
         self._numbers = itertools.count()
         self._running = True
-        self._closing = threading.Lock()  # soon() must not write to a descriptor that is another's by now
+        self._closing = threading.RLock()  # soon() must not write to a descriptor that is another's by now
         self.thread = threading.Thread(target=self._run, name="hetccl-connector", daemon=True)
         self.thread.start()
 
@@ -70,7 +75,7 @@ class Loop:
 
     def join(self):
         """Wait until it has ended."""
-        if threading.current_thread() is not self.thread:
+        if threading.get_ident() != self.thread.ident:
             self.thread.join(JOIN_SECONDS)
 
     def close(self):
@@ -91,11 +96,11 @@ class Loop:
             for key, events in self._selector.select(self._pause()):
                 # What an earlier one of them has closed may be another descriptor by now.
                 if self._selector.get_map().get(key.fd) is key:
-                    key.data(events)
+                    _call(key.data, events)
             while self._calls:
-                self._calls.popleft()()
+                _call(self._calls.popleft())
             while self._times and self._times[0][0] <= time.monotonic():
-                heapq.heappop(self._times)[2]()
+                _call(heapq.heappop(self._times)[2])
         with self._closing:
             self.close()
 
@@ -103,6 +108,16 @@ class Loop:
         if self._calls:
             return 0
         return max(0, self._times[0][0] - time.monotonic()) if self._times else None
+
+
+def _call(function, *arguments):
+    """All communicators of the process share the thread: what goes wrong for one must not end it for the others."""
+    try:
+        function(*arguments)
+    except Exception:  # noqa: BLE001, it is said in full
+        config.LOGGER.exception(
+            "a fault in hetccl, on the connector's thread; what waits for it ends with its time-out"
+        )
 
 
 class Helpers:
@@ -115,13 +130,13 @@ class Helpers:
         self._waiting = deque()
         self._running = 0
 
-    def free(self):
+    def is_free(self):
         """Whether run() would run its function at once."""
         with self._lock:
             return self._running < self.limit
 
     def run(self, function):
-        """Call it on a thread, now or when one is free."""
+        """Call it on a thread, now or when one is free. Raises RuntimeError (none runs, and none can be started)."""
         with self._lock:
             self._waiting.append(function)
             if self._running == self.limit:
@@ -132,6 +147,10 @@ class Helpers:
         except RuntimeError:  # the interpreter is being taken down, or there are too many threads
             with self._lock:
                 self._running -= 1
+                if self._running > 0 or function not in self._waiting:
+                    return  # another thread takes it, or has taken it
+                self._waiting.remove(function)
+            raise
 
     def _work(self):
         try:

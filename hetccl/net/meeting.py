@@ -80,8 +80,8 @@ def _prepare(pair, talk):
     """Make this side's rails and say this side's record. Returns the rails. Raises Refused, HandshakeError, OSError."""
     rails = []
     try:
-        for index, (port, card) in enumerate(pair.path.rails):
-            rails.append(port.rail(pair.peer, index, card))
+        for index, port in enumerate(pair.path.rails):
+            rails.append(port.rail(pair.peer, index))
         body = {
             "kind": pair.path.kind,
             "rails": [rail.local() for rail in rails],

@@ -11,7 +11,6 @@ log = config.LOGGER
 CELLS = 16
 # Largest message that goes eagerly, as in shared memory: programs may count on it (docs/semantics.md).
 EAGER_BYTES = 32768
-CELL_UNIT = 64
 # How long a rank that has waited too long asks the others how far they are.
 ASK_S = 2.0
 ANSWER_S, ASK_AGAIN_S = 0.5, 0.05
@@ -27,7 +26,7 @@ def shares_memory(settings, members, one, other):
 def cell_bytes(eager_bytes):
     """Bytes of a cell that holds messages of so many bytes, None for the default: whole lines, header included."""
     wanted = (EAGER_BYTES if eager_bytes is None else eager_bytes) + _wire.HEADER_BYTES
-    cell = -(-wanted // CELL_UNIT) * CELL_UNIT
+    cell = -(-wanted // _wire.CELL_UNIT) * _wire.CELL_UNIT
     if cell > _wire.MOST_CELL_BYTES:
         most = _wire.MOST_CELL_BYTES - _wire.HEADER_BYTES
         raise ValueError(f"HETCCL_EAGER_BYTES={eager_bytes}: a message goes eagerly up to {most} bytes")
@@ -54,6 +53,7 @@ class Network:
             verbs = nics.card(rank, members, settings, nics.look(settings))
         addresses = interfaces.addresses(settings)
         listener = connector.listen([address["address"] for address in addresses])
+        self.listens = True  # the connector awaits a group
         self.card = {"verbs": verbs, "tcp": {"port": listener["port"], "addresses": addresses}}
 
     def join(self, board, cards):
@@ -67,13 +67,13 @@ class Network:
         self.paths = {peer: paths.choose(self.rank, peer, self.members, cards, settings) for peer in far}
         hosts = [member.host for member in self.members]
         self.wire = _wire.Wire(self.rank, size, CELLS, self.cell_bytes, hosts)
-        routes = {peer: self._route(path, cards[peer]) for peer, path in self.paths.items()}
+        routes = {peer: path._replace(rails=self._ports(path)) for peer, path in self.paths.items()}
         for port in self.ports.values():
             self.wire.add_port(port)
+        self.listens = False
         self.group = connector.Group(
             self.secret,
             self.rank,
-            [cards[peer] if peer in self.paths else None for peer in range(size)],
             hosts,
             self.wire,
             board,
@@ -101,11 +101,9 @@ class Network:
         """Host buffers from here on may be registered with RDMA devices; 0: there are none in use."""
         return self.cell_bytes if any(path.kind == "verbs" for path in self.paths.values()) else 0
 
-    def _route(self, path, card):
-        """The path with ports and the peer's rail cards in the place of their indices."""
-        if path.kind == "tcp":
-            return path._replace(rails=[(self._port("tcp"), card["tcp"])])
-        return path._replace(rails=[(self._port(mine), card["verbs"][theirs]) for mine, theirs in path.rails])
+    def _ports(self, path):
+        """The port of each rail of a path."""
+        return [self._port("tcp")] if path.kind == "tcp" else [self._port(mine) for mine, _ in path.rails]
 
     def _port(self, key):
         """The port of an index among this rank's rail cards, or of "tcp"; made when first needed."""
@@ -122,6 +120,16 @@ class Network:
         if self.group is not None:
             self.group.leave()
 
+    def drop(self, engine):
+        """Have it closed soon, wherever this is called: nobody has freed the communicator.
+
+        engine : kept until then, with the memory that the other ranks may still write to
+        """
+        if self.group is not None and self.group.lives():
+            self.group.drop(lambda: (self.close(0.0), engine))
+        else:
+            self.close(0.0)
+
     def close(self, seconds):
         """Let what has been sent arrive, part from the other ranks, give everything back; idempotent.
 
@@ -131,6 +139,9 @@ class Network:
             if not self.group.close(seconds) and seconds > 0:
                 log.warning("rank %d freed a communicator before everything that it sent had arrived", self.rank)
             self.board.disconnect_far()
+        if self.listens:
+            self.listens = False
+            connector.forgo()
         if self.wire is not None:
             self.wire.close()
         for port in self.ports.values():

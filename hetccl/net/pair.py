@@ -72,7 +72,12 @@ class Pair:
             if self.state == STANDING:
                 return  # release() comes back if it fails
             self._attempting = True
-        self.group.dispatch(self._attempt)
+        try:
+            self.group.dispatch(self._attempt)
+        except RuntimeError as error:
+            self._errors["this host"] = str(error)
+            self._attempting = False
+            self._later()
 
     def _later(self):
         """Attempt it again after a pause, or give it up."""
@@ -224,10 +229,11 @@ class Pair:
 
     def release(self):
         """The connection that stood has failed."""
+        # Before another connection can stand and bring rails of its own.
+        self.group.wire.retry(self.peer)
         with self.group.lock:
             self.state, self._session = IDLE, None
             self._drop_data()
-        self.group.wire.retry(self.peer)
         self.group.loop.soon(self._later)
 
     def come_up(self, sock, talk):

@@ -18,6 +18,7 @@ PROOF_SECONDS = 5.0  # for a stranger to prove itself
 # Ranks leave Comm() at different times: so long a peer may be ahead of this one.
 AHEAD_SECONDS = 2.0
 DIALLING = 8
+CLOSING = 4  # threads for communicators that are dropped without Free
 # Threads for connections that come in. Those of peers that are being connected wait for data connections, which need
 # threads, too: so these have some of their own.
 ANSWERING, MEETING = 32, 24
@@ -33,6 +34,7 @@ class Process:
         self.lock = threading.RLock()
         self.sockets = set()  # all that must not outlive a fork
         self.dialling = Helpers(DIALLING)
+        self.closing = Helpers(CLOSING)
         self._answering = Helpers(ANSWERING, self._resume)
         self._changed = threading.Condition(self.lock)  # a group has been added
         self._meeting = 0
@@ -78,8 +80,8 @@ class Process:
         """Whether it is here."""
         return self._groups.get(group.name) is group
 
-    def all(self):
-        """The groups."""
+    def groups(self):
+        """All of them."""
         with self.lock:
             return list(self._groups.values())
 
@@ -92,14 +94,25 @@ class Process:
             if len(self._closed) > CLOSED_KEPT:
                 self._closed.popitem(last=False)
             self._users -= 1
+        self._rest()
+
+    def forgo(self):
+        """See connector.forgo."""
+        with self.lock:
+            self._promised = max(0, self._promised - 1)
+        self._rest()
+
+    def _rest(self):
+        with self.lock:
             loop = None if self._users or self._promised else self._stop()
         if loop is not None:
             loop.join()
 
     def stop(self):
-        """End the thread and close the listening sockets."""
+        """End the thread and close the listening sockets; its groups count as closed from now on."""
         with self.lock:
             loop = self._stop()
+            self._groups = {}
         if loop is not None:
             loop.join()
 
@@ -162,7 +175,7 @@ class Process:
             loop.watch(sock, lambda events: self._accept(loop, sock))
 
     def _accept(self, loop, sock):
-        if not self._answering.free():
+        if not self._answering.is_free():
             loop.forget(sock)  # the backlog keeps them until a thread has ended
             return
         try:
@@ -175,7 +188,12 @@ class Process:
             loop.at(PAUSE_SECONDS, lambda: self._attend(loop, sock))
             return
         self.own(caller)
-        self._answering.run(lambda: self._answer(caller, f"{address[0]} port {address[1]}"))
+        try:
+            self._answering.run(lambda: self._answer(caller, f"{address[0]} port {address[1]}"))
+        except RuntimeError as error:
+            self.warn("the listening socket", f"no thread for a connection: {error}")
+            self.disown(caller)
+            caller.close()
 
     # The same, on helper threads.
 

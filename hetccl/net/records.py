@@ -3,10 +3,13 @@
 A check returns plain values, or raises HandshakeError, which names the field and nothing of its contents.
 """
 
+from hetccl import _wire
+from hetccl._calls import CALLS
 from hetccl.net.handshake import HandshakeError
 
 MOST_CONNECTIONS = 16
 TEXT_CHARACTERS = 1000
+MOST_REASON = 5  # of a fault: enum hetccl_reason
 # Why a proved peer does not go on. CROSSED: another connection of the pair is being made, or is there; ENDED: it has
 # freed the communicator; FAILED: it cannot, and will not be able to.
 CROSSED, ENDED, FAILED = REASONS = ("crossed", "ended", "failed")
@@ -68,10 +71,12 @@ def endpoint(body, kind, nrails):
 def _inbox(body, nrails):
     only(body, "address", "cells", "cell_bytes", "rkeys")
     integer(body, "address", 4096, (1 << 64) - 4096)
-    cells = integer(body, "cells", 2, 1024)
-    cell_bytes = integer(body, "cell_bytes", 128, 1 << 20)
-    if cells & (cells - 1) or cell_bytes % 64 or body["address"] % 64:
-        raise HandshakeError("inbox: cells is no power of two, or cell_bytes or address no multiple of 64")
+    cells = integer(body, "cells", _wire.LEAST_CELLS, _wire.MOST_CELLS)
+    cell_bytes = integer(body, "cell_bytes", _wire.LEAST_CELL_BYTES, _wire.MOST_CELL_BYTES)
+    if cells & (cells - 1) or cell_bytes % _wire.CELL_UNIT or body["address"] % _wire.CELL_UNIT:
+        raise HandshakeError(
+            f"inbox: cells is no power of two, or cell_bytes or address no multiple of {_wire.CELL_UNIT}"
+        )
     for rkey in listing(body, "rkeys", nrails):
         integer({"rkey": rkey}, "rkey", 0, (1 << 32) - 1)
     return body
@@ -81,13 +86,13 @@ def fault(body, nranks):
     """(reason, reporter, culprit) of a fault."""
     only(body, "reason", "reporter", "culprit")
     ranks = (integer(body, name, 0, nranks - 1) for name in ("reporter", "culprit"))
-    return (integer(body, "reason", 1, 255), *ranks)
+    return (integer(body, "reason", 1, MOST_REASON), *ranks)
 
 
 def entered(body):
     """(question, how many collectives, index of the call) of an answer."""
     only(body, "question", "entered", "call")
-    limits = {"question": 1 << 63, "entered": 1 << 64, "call": 1 << 32}
+    limits = {"question": 1 << 63, "entered": 1 << 64, "call": len(CALLS)}
     return tuple(integer(body, name, 0, limit - 1) for name, limit in limits.items())
 
 

@@ -200,8 +200,8 @@ static inline int hetccl_mr_make_room(hetccl_mr_cache_t *cache, size_t nbytes) {
     return 1;
 }
 
-/* Where the kernel copies registered pages for a child of fork, the child shall have them, though another library of the
- * process (UCX and libfabric, inside an MPI) may have called ibv_fork_init(), which then keeps them from it all the
+/* Where the kernel copies registered pages for a child of fork, the child shall have them, though another library of
+ * the process (UCX and libfabric, inside an MPI) may have called ibv_fork_init(), which then keeps them from it all the
  * same. Memory that cannot be advised on stays as it is. */
 static inline void hetccl_mr_let_inherit(const hetccl_mr_cache_t *cache, const hetccl_mr_range_t *range) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = range->base & ~(page - 1);

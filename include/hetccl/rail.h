@@ -1,6 +1,7 @@
 /* A rail: a reliable, ordered way to write into one peer's memory (layer L2). There are two kinds: an RC queue pair
  * (rail_verbs.h), and TCP connections that carry the same RDMA WRITEs (rail_tcp.h). The protocol above (wire_link.h)
- * knows no other difference between them than this table.
+ * knows no other difference between them than this table. docs/architecture.md, "Between hosts", has the headers of all
+ * of this on one page.
  *
  * Writes of a rail take effect in the order in which they were posted: who has seen the immediate value of one has all
  * bytes of those before it. Nothing here blocks, takes the GIL, or touches Python; the communicator's mutex is held. */
@@ -38,7 +39,6 @@ typedef struct hetccl_rail_fault {
     int32_t kind;
     int32_t code;
     uint32_t vendor_err; /* of a work completion */
-    uint32_t reserved;
 } hetccl_rail_fault_t;
 
 /* Memory as one rail knows it. */

@@ -24,10 +24,22 @@ static int hetccl_tcp_write(hetccl_rail_t *base, const hetccl_write_t *write) {
 
 static int hetccl_tcp_room(hetccl_rail_t *base) { return HETCCL_TCP_DEPTH - (int)(base->posted - base->completed); }
 
-/* What is not read yet has not come. poll() and arm() leave alone what is not UP. */
+/* What is not read yet has not come. Afterwards the port knows nothing of the rail, which can be closed without the
+ * mutex. The sockets stay open till then: the peer is to hear first why. */
 static void hetccl_tcp_stop(hetccl_rail_t *base) {
+    hetccl_tcp_rail_t *rail = (hetccl_tcp_rail_t *)base;
     base->state = HETCCL_RAIL_CLOSED;
-    hetccl_tcp_forget_unsent((hetccl_tcp_rail_t *)base);
+    hetccl_tcp_forget_unsent(rail);
+    for (hetccl_tcp_rail_t **at = &rail->port->active; *at; at = &(*at)->next_active) {
+        if (*at == rail) {
+            *at = rail->next_active;
+            break;
+        }
+    }
+    rail->active = 0;
+    for (int i = 0; i < rail->nconnections; i++) {
+        epoll_ctl(rail->port->base.fd, EPOLL_CTL_DEL, rail->connections[i].fd, NULL);
+    }
 }
 
 static const hetccl_rail_ops_t hetccl_tcp_rail_ops = {
@@ -152,29 +164,24 @@ static int hetccl_tcp_rail_connect(hetccl_tcp_rail_t *rail, const int *fds, int 
     return 0;
 }
 
-/* In the child of a fork, sockets and epoll are still the parent's as well: they are closed there, and not ended. */
-static void hetccl_tcp_rail_close(hetccl_tcp_rail_t *rail, int is_owner) {
-    hetccl_tcp_port_t *port = rail->port;
-    hetccl_tcp_forget_unsent(rail);
-    for (hetccl_tcp_rail_t **at = &port->active; *at; at = &(*at)->next_active) {
-        if (*at == rail) {
-            *at = rail->next_active;
-            break;
-        }
-    }
-    for (int i = 0; i < rail->nconnections; i++) {
-        int fd = rail->connections[i].fd;
-        if (is_owner) {
-            epoll_ctl(port->base.fd, EPOLL_CTL_DEL, fd, NULL);
-            shutdown(fd, SHUT_RDWR);
-        }
-        close(fd);
-    }
+/* In the child of a fork, the sockets are still the parent's as well: they are closed there, and not ended. */
+static void hetccl_tcp_rail_forget(hetccl_tcp_rail_t *rail) {
+    for (int i = 0; i < rail->nconnections; i++) close(rail->connections[i].fd);
     rail->nconnections = 0;
-    rail->base.state = HETCCL_RAIL_CLOSED;
-    for (uint32_t i = 0; i < port->nregions; i++) {
-        if (port->regions[i].rail == rail) hetccl_tcp_free_region(port, i);
+}
+
+/* A rail that is connected and not stopped is stopped here, under the mutex. */
+static void hetccl_tcp_rail_close(hetccl_tcp_rail_t *rail) {
+    hetccl_tcp_port_t *port = rail->port;
+    if (rail->base.state == HETCCL_RAIL_UP || rail->base.state == HETCCL_RAIL_FAILED) {
+        hetccl_tcp_stop(&rail->base);
+        for (uint32_t i = 0; i < port->nregions; i++) {
+            if (port->regions[i].rail == rail) hetccl_tcp_free_region(port, i);
+        }
     }
+    for (int i = 0; i < rail->nconnections; i++) shutdown(rail->connections[i].fd, SHUT_RDWR);
+    hetccl_tcp_rail_forget(rail);
+    rail->base.state = HETCCL_RAIL_CLOSED;
 }
 
 #endif

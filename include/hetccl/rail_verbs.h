@@ -60,11 +60,14 @@ static inline void hetccl_verbs_rail_dereg(hetccl_rail_t *rail, hetccl_mem_t *me
     hetccl_mr_cache_put(((hetccl_verbs_rail_t *)rail)->port->device->cache, mem);
 }
 
-/* Stop the queue pair, so that nothing more goes or comes; take in what has arrived before; errno of what failed, 0.
- * The time bounds a device that no longer completes anything. */
-static inline int hetccl_verbs_rail_drain(hetccl_verbs_rail_t *vr, int64_t timeout_ns) {
+/* How long a device may take to give back the requests of a queue pair in ERR: some no longer complete anything. */
+#define HETCCL_VERBS_DRAIN_NS INT64_C(1000000000)
+
+/* Stop the queue pair, so that nothing more goes or comes; take in what has arrived before. 0, or errno of what failed;
+ * the caller goes on all the same. */
+static inline int hetccl_verbs_rail_drain(hetccl_verbs_rail_t *vr) {
     hetccl_ibv_qp_attr_t attr = {.qp_state = HETCCL_IBV_QPS_ERR};
-    int64_t deadline = hetccl_now_ns() + timeout_ns;
+    int64_t deadline = hetccl_now_ns() + HETCCL_VERBS_DRAIN_NS;
     int rc = vr->port->device->verbs->modify_qp(vr->qp, &attr, HETCCL_IBV_QP_STATE);
     if (rc) return hetccl_verbs_errno(rc);
     while (vr->recv_left || vr->sends_left) {
@@ -75,15 +78,12 @@ static inline int hetccl_verbs_rail_drain(hetccl_verbs_rail_t *vr, int64_t timeo
     return 0;
 }
 
-/* How long a device may take to give back the requests of a queue pair in ERR. */
-#define HETCCL_VERBS_STOP_NS INT64_C(1000000000)
-
 /* A queue pair that is drained because it is stopped has no fault by that. */
 static inline void hetccl_verbs_rail_stop(hetccl_rail_t *rail) {
     hetccl_rail_fault_t fault = rail->fault;
     if (rail->state == HETCCL_RAIL_CLOSED) return;
     rail->state = HETCCL_RAIL_FAILED; /* receives that are taken now are not posted again */
-    hetccl_verbs_rail_drain((hetccl_verbs_rail_t *)rail, HETCCL_VERBS_STOP_NS);
+    hetccl_verbs_rail_drain((hetccl_verbs_rail_t *)rail);
     rail->fault = fault;
     rail->state = HETCCL_RAIL_CLOSED;
 }

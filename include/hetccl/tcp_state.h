@@ -33,7 +33,7 @@
 #define HETCCL_TCP_DEPTH 256 /* writes on their way; a power of two */
 #define HETCCL_TCP_CONNECTIONS 16
 #define HETCCL_TCP_MAX_WRITE ((size_t)4 << 20)
-/* A part is at least so long: below, a second connection costs more than it saves (docs/performance.md). */
+/* A part is about so long, or longer: below, a second connection costs more than it saves (docs/performance.md). */
 #define HETCCL_TCP_PART_BYTES ((size_t)256 << 10)
 #define HETCCL_TCP_PART_ALIGN ((size_t)4096)
 /* One system call moves about so much at most, and one poll of a connection little more: others wait for the mutex. */
@@ -158,7 +158,7 @@ static inline void hetccl_tcp_forget_unsent(hetccl_tcp_rail_t *rail) {
 static inline void hetccl_tcp_fail(hetccl_tcp_rail_t *rail, int kind, int code) {
     if (rail->base.state != HETCCL_RAIL_UP) return;
     rail->base.state = HETCCL_RAIL_FAILED;
-    rail->base.fault = (hetccl_rail_fault_t){kind, code, 0, 0};
+    rail->base.fault = (hetccl_rail_fault_t){.kind = kind, .code = code};
     for (int i = 0; i < rail->nconnections; i++) shutdown(rail->connections[i].fd, SHUT_RDWR);
     hetccl_tcp_forget_unsent(rail);
 }

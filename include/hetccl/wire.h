@@ -1,5 +1,5 @@
 /* The wire protocol of two ranks (layer L2): what lies in the memory that each lets the other write to. The document
- * is docs/wire-protocol.md; the state machines are in wire_link.h.
+ * is docs/wire-protocol.md; wire_link.h says where its code is.
  *
  * Each rank has an inbox for each peer, which the peer alone writes by RDMA WRITE. In it, for each of two classes of
  * traffic (0 collectives, 1 point to point): a ring of cells and a ring of clear-to-send entries. A message of up to a
@@ -21,7 +21,6 @@
 
 #include "hetccl/rail.h"
 
-#define HETCCL_WIRE_VERSION 1
 #define HETCCL_WIRE_CLASSES 2
 #define HETCCL_WIRE_ALIGN 32   /* the payload of a cell begins at such a multiple */
 #define HETCCL_WIRE_CTS_MAX 64 /* CTS entries of a class that are not finished yet */
@@ -85,9 +84,21 @@ enum hetccl_wire_breach {
 
 /* The geometry of an inbox; its owner chooses it and tells the peer. */
 typedef struct hetccl_wire_shape {
-    uint32_t ncells;     /* of a ring; a power of two, 2 to 1024 */
-    uint32_t cell_bytes; /* payload and header; a multiple of 64, 128 to 1 MiB */
+    uint32_t ncells;     /* of a ring; a power of two */
+    uint32_t cell_bytes; /* payload and header; a multiple of HETCCL_WIRE_CELL_UNIT */
 } hetccl_wire_shape_t;
+
+#define HETCCL_WIRE_CELLS_MIN 2
+#define HETCCL_WIRE_CELLS_MAX 1024
+#define HETCCL_WIRE_CELL_BYTES_MIN 128
+#define HETCCL_WIRE_CELL_BYTES_MAX 1048576
+#define HETCCL_WIRE_CELL_UNIT 64 /* a cache line */
+
+static inline int hetccl_wire_shape_is_good(const hetccl_wire_shape_t *shape) {
+    if (shape->ncells < HETCCL_WIRE_CELLS_MIN || shape->ncells > HETCCL_WIRE_CELLS_MAX) return 0;
+    if (shape->cell_bytes < HETCCL_WIRE_CELL_BYTES_MIN || shape->cell_bytes > HETCCL_WIRE_CELL_BYTES_MAX) return 0;
+    return (shape->ncells & (shape->ncells - 1)) == 0 && shape->cell_bytes % HETCCL_WIRE_CELL_UNIT == 0;
+}
 
 /* Layout of an inbox: for each class HETCCL_WIRE_CTS_MAX entries | padding to a page | for each class the cells. An
  * entry or cell lies at its position modulo the number of them. */

@@ -1,5 +1,15 @@
-/* The wire transport (layer L2): hetccl_transport_t to one peer over its rails. What passes between the two sides is in
- * docs/wire-protocol.md, the memory it passes through in wire.h, the state of both halves in wire_peer.h. */
+/* The wire transport (layer L2): hetccl_transport_t to one peer over its rails, by docs/wire-protocol.md. Each of these
+ * headers includes the one before it:
+ *
+ *     wire.h         what lies in the memory that the peers write to: cells, CTS entries; immediate values
+ *     wire_peer.h    the state of a peer: structs alone
+ *     wire_memory.h  its memory and rails, taken and given back; how a write is posted
+ *     wire_send.h    the sending half
+ *     wire_recv.h    the receiving half
+ *     wire_fail.h    a rail that fails; the end of the traffic
+ *     wire_link.h    what immediate values do; the table
+ *
+ * wire_watch.h is beside them: it wakes those who sleep until a rail has something to poll. */
 #ifndef HETCCL_WIRE_LINK_H
 #define HETCCL_WIRE_LINK_H
 

@@ -110,11 +110,6 @@ static inline uint32_t hetccl_wire_peer_rkey(const hetccl_wire_peer_t *peer, int
     return peer->own_mem[rail].rkey;
 }
 
-static inline int hetccl_wire_shape_is_good(const hetccl_wire_shape_t *shape) {
-    int power = shape->ncells >= 2 && shape->ncells <= 1024 && (shape->ncells & (shape->ncells - 1)) == 0;
-    return power && shape->cell_bytes >= 128 && shape->cell_bytes <= 1 << 20 && shape->cell_bytes % 64 == 0;
-}
-
 /* The rails are connected: what comes is taken in from now on. DONE, HETCCL_ENOMEM as open(), or HETCCL_ELENGTH: no
  * inbox has that shape. After those the peer is still to be closed. */
 static int hetccl_wire_peer_attach(hetccl_wire_peer_t *peer, uint64_t address, const hetccl_wire_shape_t *shape,

@@ -268,11 +268,11 @@ static int hetccl_wire_advance_in(hetccl_wire_peer_t *peer, int cls, hetccl_msg_
     return moved ? HETCCL_MOVED : HETCCL_AGAIN;
 }
 
-/* The receive that takes the next message: *head_p is its cell, or NULL where it is asked for before that has come.
- * DONE, AGAIN, or a fault. */
-static int hetccl_wire_next(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg, const hetccl_wire_cell_t **head_p) {
+/* The receive that takes the next message. DONE: it lies in the cell at the head; or, with a slot, it is received piece
+ * by piece, perhaps before its cell has come. AGAIN, or a fault. */
+static int hetccl_wire_next(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg) {
     hetccl_wire_receiver_t *receiver = hetccl_wire_receiver(peer, cls);
-    const hetccl_wire_cell_t *head = *head_p = hetccl_wire_head(peer, cls);
+    const hetccl_wire_cell_t *head = hetccl_wire_head(peer, cls);
     if (head && head->seq != receiver->seq) return HETCCL_AGAIN;
     if (head && head->tag != msg->tag) return HETCCL_ETAG;
     if (head && head->nbytes != msg->nbytes) return HETCCL_ELENGTH;
@@ -295,11 +295,10 @@ static void hetccl_wire_end_eager(hetccl_wire_peer_t *peer, int cls) {
 static int hetccl_wire_recv(void *state, hetccl_msg_t *msg) {
     hetccl_wire_link_t *link = state;
     hetccl_wire_peer_t *peer = link->peer;
-    const hetccl_wire_cell_t *head;
     int status = HETCCL_DONE;
     hetccl_wire_want(peer);
     if (!peer->tables) return hetccl_wire_waiting(peer);
-    if (!msg->slot) status = hetccl_wire_next(peer, link->cls, msg, &head);
+    if (!msg->slot) status = hetccl_wire_next(peer, link->cls, msg);
     if (status == HETCCL_DONE && !msg->slot) {
         const uint8_t *payload = hetccl_wire_head_payload(peer, link->cls, hetccl_wire_receiver(peer, link->cls));
         hetccl_msg_put(msg, 0, msg->nbytes, payload);
@@ -317,12 +316,11 @@ static int hetccl_wire_recv(void *state, hetccl_msg_t *msg) {
 static int64_t hetccl_wire_available(void *state, hetccl_msg_t *msg) {
     hetccl_wire_link_t *link = state;
     hetccl_wire_peer_t *peer = link->peer;
-    const hetccl_wire_cell_t *head;
     int status = HETCCL_DONE;
     hetccl_wire_want(peer);
     if (!peer->tables) return hetccl_wire_waiting(peer);
     hetccl_wire_receiver_t *receiver = hetccl_wire_receiver(peer, link->cls);
-    if (!msg->slot) status = hetccl_wire_next(peer, link->cls, msg, &head);
+    if (!msg->slot) status = hetccl_wire_next(peer, link->cls, msg);
     if (status == HETCCL_DONE && !msg->slot) return (int64_t)(msg->nbytes - msg->done);
     if (status == HETCCL_DONE) {
         hetccl_wire_in_t *in = &receiver->ins[msg->slot - 1];

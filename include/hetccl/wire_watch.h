@@ -4,8 +4,8 @@
  *
  * No news is lost between "nothing has come" and the sleep. A sleeper adds itself to the bell's sleepers, arms the
  * ports (hetccl_wire_watch_arm), polls once more, and sleeps unless the bell has rung since the first step. What comes
- * before the port's arm() is found by that last poll, what comes later makes the descriptor readable. Then the thread is
- * told, since arm() has left the descriptor in the epoll set: either it has just put it there (an EPOLL_CTL_MOD of a
+ * before the port's arm() is found by that last poll, what comes later makes the descriptor readable. Then the thread
+ * is told, since arm() has left the descriptor in the epoll set: either it has just put it there (an EPOLL_CTL_MOD of a
  * readable descriptor reports at once), or it has read `listening` as 1. The latter means that the thread has not yet
  * cleared it: it has not had the report, or it has, and will clear `listening` and then look for sleepers. Both sides'
  * accesses are sequentially consistent: who read 1 had counted itself among the sleepers before, so that the thread
@@ -84,8 +84,9 @@ static inline int hetccl_wire_watch_arm(hetccl_wire_watch_t *watch) {
     for (int i = 0; i < watch->nports; i++) {
         struct epoll_event listen = {.events = EPOLLIN | EPOLLONESHOT, .data.u32 = (uint32_t)i};
         if (watch->ports[i]->arm(watch->ports[i]) == HETCCL_MOVED) return HETCCL_MOVED;
-        if (__atomic_exchange_n(&watch->listening[i], 1, __ATOMIC_SEQ_CST) == 0)
+        if (__atomic_exchange_n(&watch->listening[i], 1, __ATOMIC_SEQ_CST) == 0) {
             epoll_ctl(watch->epoll_fd, EPOLL_CTL_MOD, watch->ports[i]->fd, &listen);
+        }
     }
     return HETCCL_DONE;
 }

@@ -10,8 +10,8 @@
  *     FAKEVERBS_PEERMEM    memory that fakeverbs_gpu() has named can be registered, else EFAULT
  *     FAKEVERBS_FORK       what ibv_is_fork_initialized answers before ibv_fork_init
  *
- * fakeverbs_live("qp", NULL) counts the process's objects, fakeverbs_calls("reg_mr") its calls; fakeverbs_cut, _event, _port
- * and _break make things happen while a test runs. */
+ * fakeverbs_live("qp", NULL) counts the process's objects, fakeverbs_calls("reg_mr") its calls; fakeverbs_cut, _event,
+ * _port and _break make things happen while a test runs. */
 #define _GNU_SOURCE
 #include "fakeverbs_qp.h"
 

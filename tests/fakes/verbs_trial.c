@@ -1,5 +1,5 @@
-/* Two queue pairs of one process, through include/hetccl/verbs.h and a libibverbs that is given by its path: what a write
- * does, and how each failure looks. Prints what happened, the same for the fake as for a real device.
+/* Two queue pairs of one process, through include/hetccl/verbs.h and a libibverbs that is given by its path: what a
+ * write does, and how each failure looks. Prints what happened, the same for the fake as for a real device.
  *
  *     verbs_trial LIBRARY DEVICE GID_INDEX TRIAL */
 #define _GNU_SOURCE
@@ -179,7 +179,8 @@ static void try_write(void) {
 static void try_full(void) {
     int error = 0, taken = 0;
     while (!error && taken < 200) taken += !(error = write_from_a((uint64_t)taken, 8, WRITE, SIGNALED, 0, b.mr->rkey));
-    printf("%s: %s\n", taken >= DEPTH ? "a queue at least" : "less", !error || error == ENOMEM ? "ok" : strerror(error));
+    const char *problem = !error || error == ENOMEM ? "ok" : strerror(error);
+    printf("%s: %s\n", taken >= DEPTH ? "a queue at least" : "less", problem);
     for (int i = 0; i < taken; i++) NEED(completion(&a).wr_id == (uint64_t)i);
     printf("then: %d\n", write_from_a(5, 8, WRITE, SIGNALED, 0, b.mr->rkey));
     show("a", &a);

@@ -15,6 +15,7 @@ from mpi4py import MPI
 from support import equal, make_comm, process_counts, resident_bytes, run_checks, still_works
 
 import hetccl
+from hetccl.net import connector, network
 
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()
@@ -200,6 +201,68 @@ def check_dropped_communicators(comm):
     still_works(comm)
 
 
+def check_dropped_on_the_connectors_thread(comm):
+    """The collector takes a communicator on whatever thread it runs, the one that serves all communicators included."""
+    still_works(comm)
+    gc.disable()
+    try:
+        dropped = make_comm()
+        still_works(dropped)
+        cycle = [dropped]
+        cycle.append(cycle)
+        del dropped, cycle
+        collected = threading.Event()
+
+        def collect():
+            gc.collect()
+            collected.set()
+
+        process = connector._process
+        if process is not None:
+            process._loop.soon(collect)
+        else:
+            threading.Thread(target=collect).start()
+        assert collected.wait(60)
+    finally:
+        gc.enable()
+    for _ in range(5):
+        with make_comm() as other:
+            still_works(other)
+
+
+def check_dropped_by_many_threads(comm):
+    """Communicators of several threads, made and dropped with messages under way; nobody else is held up."""
+    bases = [WORLD.Dup() for _ in range(4)]
+    faults = []
+
+    def use(base, number):
+        try:
+            for turn in range(6):
+                mine = hetccl.Comm(base)
+                out, into = np.full(30000 + number, RANK + turn), np.zeros(30000 + number, int)
+                requests = [mine.Irecv(into, (RANK - 1) % SIZE), mine.Isend(out, (RANK + 1) % SIZE)]
+                still_works(mine)
+                for request in requests:
+                    request.Wait()
+                equal(into, np.full(30000 + number, (RANK - 1) % SIZE + turn))
+                cycle = [mine, requests]
+                cycle.append(cycle)
+                del mine, cycle, requests
+        except Exception as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=use, args=pair) for pair in zip(bases, range(4))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults, faults
+    gc.collect()
+    still_works(comm)
+    for base in bases:
+        base.Free()
+
+
 def check_buffers_are_released(comm):
     """A call holds its buffers until it returns and no longer: array.array can grow, reference counts are as before."""
     import array
@@ -314,6 +377,29 @@ def build_fails(text):
     except hetccl.HetcclError as error:
         return not isinstance(error, TimeoutError) and text in str(error)
     return False
+
+
+def check_a_rank_that_cannot_join_the_network(comm):
+    """All ranks are told of it, and go on; nothing is left. (In shared memory there is no network to join.)"""
+    join = network.Network.join
+
+    def fail(self, board, cards):
+        raise OSError(errno.EMFILE, "no descriptor is left")
+
+    still_works(comm)
+    far = "HETCCL_TRANSPORT" in os.environ
+    for _ in range(3):
+        if RANK == SIZE - 1:
+            network.Network.join = fail
+        try:
+            assert build_fails(f"rank {SIZE - 1}: OSError: [Errno {errno.EMFILE}] no descriptor is left") is far
+        finally:
+            network.Network.join = join
+        still_works(comm)
+    if far:
+        assert connector._process._promised == 0
+    with make_comm() as other:
+        still_works(other)
 
 
 def check_settings_that_differ(comm):

@@ -16,8 +16,8 @@ import traceback
 from pathlib import Path
 
 from hetccl import _verbs
+from hetccl._rail_trial import Trial
 from hetccl._rdma import RdmaPort
-from hetccl._verbs_trial import Trial
 
 LIMIT_S = 100
 GID_INDEX = 1
@@ -75,7 +75,7 @@ class End:
     def __init__(self, device, nbytes=1 << 20, receives=512, port=None, **settings):
         self.own_port = port is None
         self.port = port or RdmaPort(card(device), receives=receives, settings=settings)
-        self.rail = self.port.rail(1, 0, {})
+        self.rail = self.port.rail(1, 0)
         self.trial = Trial(self.port, self.rail)
         self.memory = mmap.mmap(-1, nbytes)
         self.mr = self.trial.reg(self.memory)
@@ -84,6 +84,10 @@ class End:
         """Post a write from `source` in this memory to `target` in the other end's."""
         pieces = [(self.mr.address + source, nbytes, self.mr.lkey)] if nbytes else []
         return self.trial.write(pieces, to.mr.address + target, to.mr.rkey if rkey is None else rkey, imm)
+
+    def about(self):
+        """For messages."""
+        return self.trial.state, self.trial.counts, self.trial.came, self.rail.fault()
 
     def close(self):
         if self.mr is not None:
@@ -116,7 +120,7 @@ def drive(*ends, until, seconds=20):
     while not until():
         for end in ends:
             end.trial.poll()
-        assert time.monotonic() < deadline, [(end.trial.state, end.trial.counts, end.rail.fault()) for end in ends]
+        assert time.monotonic() < deadline, [end.about() for end in ends]
 
 
 def post(sender, receiver, *arguments, **options):

@@ -25,8 +25,10 @@ from softroce.alone import (
 
 HERE = Path(__file__).resolve().parent
 # enum ibv_wc_status
-RETRY_EXC, REM_ACCESS, FLUSH, LOC_PROT, RNR_RETRY_EXC = 12, 10, 5, 4, 13
-WC, POST = 1, 2
+RETRY_EXC, REM_ACCESS, FLUSH, RNR_RETRY_EXC = 12, 10, 5, 13
+WC = 1
+# HETCCL_ENETWORK of rail.h: what write() answers on a rail that has failed
+LOST = -7
 GUARD = 0xA5
 
 
@@ -40,7 +42,7 @@ def check_immediate_values_in_order():
         values = [(i * 0x9E3779B1) % (1 << 32) for i in range(2000)]
         for value in values:
             post(a, b, imm=value)
-        drive(a, b, until=lambda: b.trial.counts[2] == len(values))
+        drive(a, b, until=lambda: b.trial.came == len(values))
         assert b.trial.take() == values
         drive(a, b, until=lambda: a.trial.counts[1] == len(values))
 
@@ -57,10 +59,10 @@ def check_ten_thousand_writes_over_a_short_queue():
                 b.trial.poll()
                 answer = a.write(b, 64 if i % 3 else 0, target=64 * (i % 64), imm=i if i % 5 == 0 else None)
             assert answer == "done", a.rail.fault()
-            posted, completed, _, room = a.trial.counts
-            assert posted - completed <= 16 and room == 16 - (posted - completed)
+            posted, completed = a.trial.counts
+            assert posted - completed <= 16 and a.trial.room == 16 - (posted - completed)
         assert refused > 0
-        drive(a, b, until=lambda: a.trial.counts[1] == 10000 and b.trial.counts[2] == 2000)
+        drive(a, b, until=lambda: a.trial.counts[1] == 10000 and b.trial.came == 2000)
         assert b.trial.take() == list(range(0, 10000, 5))
         assert b.memory[: 64 * 64] == pattern(64, 3) * 64
 
@@ -79,7 +81,7 @@ def check_sizes():
             a.memory[5 : 5 + nbytes] = pattern(nbytes, nbytes)
             b.memory[:] = bytes([GUARD]) * len(b.memory)
             post(a, b, nbytes, source=5, target=333, imm=nbytes)
-            drive(a, b, until=lambda: b.trial.counts[2] > 0 and b.trial.take() == [nbytes])  # noqa: B023
+            drive(a, b, until=lambda: b.trial.came > 0 and b.trial.take() == [nbytes])  # noqa: B023
             end = 333 + nbytes
             assert b.memory[333:end] == pattern(nbytes, nbytes), nbytes
             assert set(b.memory[:333]) == {GUARD} and set(b.memory[end : end + 4096]) == {GUARD}, nbytes
@@ -113,7 +115,7 @@ def check_both_directions_at_once():
         for i in range(3000):
             post(a, b, 32, imm=i)
             post(b, a, 32, imm=i + 7)
-        drive(a, b, until=lambda: a.trial.counts[2] == b.trial.counts[2] == 3000)
+        drive(a, b, until=lambda: a.trial.came == b.trial.came == 3000)
         assert b.trial.take() == list(range(3000)) and a.trial.take() == list(range(7, 3007))
 
 
@@ -138,7 +140,7 @@ def check_wrong_key():
         assert a.trial.wait_failed(20)
         assert a.trial.fault == (WC, REM_ACCESS), a.rail.fault()
         assert "REM_ACCESS_ERR" in a.rail.fault() and "rank 1" in a.rail.fault() and "rxe0" in a.rail.fault()
-        assert a.write(b, 64) == -7
+        assert a.write(b, 64) == LOST
         assert b.trial.wait_failed(20), "the peer's queue pair is in the error state, too"
         assert b.memory[:64] == bytes(64)
 
@@ -161,11 +163,11 @@ def check_wrong_local_key():
 def check_forced_to_error():
     with pair() as (a, b):
         post(a, b, 64, imm=1)
-        drive(a, b, until=lambda: b.trial.counts[2] == 1)
+        drive(a, b, until=lambda: b.trial.came == 1)
         a.rail.stop()
         assert a.trial.wait_failed(20), "its receives are flushed"
         assert a.trial.fault == (WC, FLUSH)
-        assert a.write(b, 64) == -7
+        assert a.write(b, 64) == LOST
 
 
 def check_forced_to_error_with_work():
@@ -210,7 +212,7 @@ def check_slow_receiver():
             assert a.write(b, imm=i) == "done"
         time.sleep(0.5)
         assert a.trial.state == "up"
-        drive(a, b, until=lambda: b.trial.counts[2] == 200)
+        drive(a, b, until=lambda: b.trial.came == 200)
         assert b.trial.take() == list(range(200))
 
 
@@ -233,7 +235,7 @@ def check_sleep_and_wake():
                 assert not b.trial.sleep(0.02), "nothing has come"
             post(a, b, 8, imm=i)
             assert b.trial.sleep(20), f"not woken by value {i}"
-            drive(a, b, until=lambda: b.trial.counts[2] == i + 1)  # noqa: B023
+            drive(a, b, until=lambda: b.trial.came == i + 1)  # noqa: B023
         assert b.trial.take() == list(range(200))
 
 
@@ -264,10 +266,8 @@ def check_many_rails_of_a_port():
         for i, (a, b) in enumerate(rails):
             post(a, b, 8, imm=1000 + i)
         for i, (a, b) in enumerate(rails):
-            drive(a, b, until=lambda trial=b.trial: trial.counts[2] == 1)
+            drive(a, b, until=lambda trial=b.trial: trial.came == 1)
             assert b.trial.take() == [1000 + i]
-        with_rails = len(rails)
-    assert with_rails == 50
     for port in ports:
         port.close()
     del ports, port, rails, a, b, stack
@@ -284,7 +284,7 @@ def check_slots_are_used_again():
         b.rail.connect(a.rail.local())
         post(a, b, 8, imm=i)
         post(a, b, 8, imm=i + 100)
-        drive(a, b, until=lambda trial=b.trial: trial.counts[2] >= 1)
+        drive(a, b, until=lambda trial=b.trial: trial.came >= 1)
         # The second value may be left in the queue of the port.
         a.close()
         b.close()
@@ -325,7 +325,7 @@ def check_port_down_for_a_moment():
         a.trial.poll()
         assert a.trial.state == "up" and a.trial.counts[1] < 20
         shell("ip link set port1 up")
-        drive(a, b, until=lambda: b.trial.counts[2] == 20 and a.trial.counts[1] == 20, seconds=40)
+        drive(a, b, until=lambda: b.trial.came == 20 and a.trial.counts[1] == 20, seconds=40)
         assert b.trial.take() == list(range(20))
 
 
@@ -355,7 +355,7 @@ def _lossy(percent, count):
         for i in range(count):
             a.memory[: 1 << 16] = bytes([i % 256]) * (1 << 16)
             post(a, b, 1 << 16, target=(i % 64) << 16, imm=i)
-            drive(a, b, until=lambda: a.trial.counts[1] == b.trial.counts[2] == i + 1, seconds=100)  # noqa: B023
+            drive(a, b, until=lambda: a.trial.counts[1] == b.trial.came == i + 1, seconds=100)  # noqa: B023
         assert b.trial.take() == list(range(count))
         for i in range(count - min(count, 64), count):
             at = (i % 64) << 16
@@ -374,7 +374,7 @@ def check_a_child_process_takes_nothing_away():
         assert os.waitpid(child, 0)[1] == 0
         a.memory[:8] = b"afterall"
         post(a, b, 8, imm=2)
-        drive(a, b, until=lambda: b.trial.counts[2] == 2)
+        drive(a, b, until=lambda: b.trial.came == 2)
         assert b.trial.take() == [1, 2] and b.memory[:8] == b"afterall"
 
 
@@ -430,7 +430,7 @@ def check_two_processes_that_sleep():
             while not end.trial.arm():
                 end.trial.poll()
             assert end.trial.write([(end.mr.address, 64, end.mr.lkey)], address, rkey, imm=i) == "done"
-            while end.trial.counts[2] <= i:
+            while end.trial.came <= i:
                 if not end.trial.poll():
                     assert end.trial.sleep(20), i
                     while not end.trial.arm():

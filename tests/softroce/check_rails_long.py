@@ -74,7 +74,7 @@ def check_port_that_flaps():
             for i in range(400):
                 post(a, b, 1 << 14, imm=i)
                 time.sleep(0.01)
-            drive(a, b, until=lambda: b.trial.counts[2] == 400, seconds=60)
+            drive(a, b, until=lambda: b.trial.came == 400, seconds=60)
         finally:
             stop.set()
             thread.join()
@@ -86,7 +86,7 @@ def check_loss_of_twenty_percent():
     with pair(timeout=10, retry_cnt=6, send_queue=32) as (a, b), loss(20, "nic0"):
         for i in range(200):
             post(a, b, 512, target=512 * (i % 100), imm=i)
-        drive(a, b, until=lambda: b.trial.counts[2] == 200, seconds=150)
+        drive(a, b, until=lambda: b.trial.came == 200, seconds=150)
         assert b.trial.take() == list(range(200))
 
 

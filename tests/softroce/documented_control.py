@@ -1,4 +1,4 @@
-"""The control connection of docs/wire-protocol.md, chapter 2, as a client: written from the document alone."""
+"""Chapter 2 of docs/wire-protocol.md as a client: written from the document, without a line of hetccl's."""
 
 import hashlib
 import hmac
@@ -24,13 +24,15 @@ class Control:
 
     secret : bytes     address : (host, port)     sender, receiver, ranks : int
     forged : bytes, the secret that this side proves in the place of the one by which it names the communicator
+    data   : (index, session) of a data connection; None: a control connection
     """
 
-    def __init__(self, secret, address, sender, receiver, ranks, version=1, forged=None):
+    def __init__(self, secret, address, sender, receiver, ranks, version=1, forged=None, data=None):
         self.sock = socket.create_connection(address, SECONDS)
         key = h(forged or secret, "handshake", b"")
-        hello = b"hetccl\r\n" + struct.pack("<HBBIIIII", version, 1, 0, sender, receiver, ranks, 0, 0)
-        hello += h(secret, "communicator", b"")[:16] + bytes(16) + os.urandom(32)
+        kind, (index, session) = 2 if data else 1, data or (0, bytes(16))
+        hello = b"hetccl\r\n" + struct.pack("<HBBIIIII", version, kind, 0, sender, receiver, ranks, index, 0)
+        hello += h(secret, "communicator", b"")[:16] + session + os.urandom(32)
         self.sock.sendall(hello)
         answer = self.read(80)
         if answer[10]:
@@ -39,6 +41,7 @@ class Control:
         assert proven != bool(forged), "the server's proof is wrong"
         self.handshake = hello, h(key, "client", hello + answer)
         self.sock.sendall(self.handshake[1])
+        self.session = h(key, "session", hello + answer)[:16]
         self.mine = h(key, "client frames", hello + answer)
         self.theirs = h(key, "server frames", hello + answer)
         self.said = self.heard = 0

@@ -19,7 +19,8 @@ mount_file_systems() {
     for n in 0:stdin 1:stdout 2:stderr; do ln -sT /proc/self/fd/${n%:*} /dev/${n#*:}; done
     for i in "${!RW[@]}"; do    # cache=mmap: writes go through, and files can be mapped
         mkdir -p "${RW[i]}"
-        mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=mmap "rw$i" "${RW[i]}" || fail "cannot mount ${RW[i]}"
+        mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=mmap "rw$i" "${RW[i]}" \
+            || fail "cannot mount ${RW[i]}"
     done
 }
 
@@ -47,8 +48,8 @@ make_devices() {
             echo addr add fd99::$n/64 dev $nic
         done
     } | ip -batch - || fail "cannot make the links"
-    # A flow's packets are taken in by one CPU, as those of a NIC's queue are. Otherwise the CPU that sends them does it,
-    # and those that two CPUs send for a queue pair overtake each other: it repeats a tenth of them.
+    # A flow's packets are taken in by one CPU, as those of a NIC's queue are. Otherwise the CPU that sends them does
+    # it, and those that two CPUs send for a queue pair overtake each other: it repeats a tenth of them.
     for queue in /sys/class/net/{nic,port}*/queues/rx-*/rps_cpus; do
         echo $(printf %x $(((1 << $(nproc)) - 1))) > $queue
     done

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpi import jobs
+from mpi import jobs, matrix
 from softroce.guests import GuestRuns, Item, Machine
 
 RAILS = Item("softroce/check_rails.py")
@@ -30,8 +30,35 @@ ENGINE = tuple(
     Item(f"mpi/check_{program}.py", "AAB", VERBS, 400, Machine(timeout=3600)) for program in (*PROGRAMS, "engine")
 )
 MIX = tuple(Item(f"mpi/check_{program}.py", "ABA", (), 400, TWO_NODES._replace(timeout=3600)) for program in PROGRAMS)
-ITEMS = (RAILS, RAILS_LONG, MEMORY, PYVERBS, REDUCE, MIXED, FAULTS, KILLS, STATES, FAR_STATES, DEVICES, *ENGINE, *MIX)
-LONG = {RAILS_LONG, MIXED, FAULTS, KILLS, STATES, FAR_STATES, DEVICES, *ENGINE, *MIX}
+# The whole matrix: verbs for every pair of ranks, and what the transports choose by themselves; on two and three hosts.
+MATRIX = tuple(
+    Item(
+        "softroce/check_matrix.py",
+        env=(("LAYOUT", layout), ("NODES", str(nodes)), *env),
+        timeout=1000,
+        machine=Machine(nics=1, nodes=nodes, timeout=10000),
+    )
+    for nodes, env in ((2, VERBS), (3, ()))
+    for layout in matrix.LAYOUTS
+    if len(layout) >= nodes
+)
+ITEMS = (
+    RAILS,
+    RAILS_LONG,
+    MEMORY,
+    PYVERBS,
+    REDUCE,
+    MIXED,
+    FAULTS,
+    KILLS,
+    STATES,
+    FAR_STATES,
+    DEVICES,
+    *ENGINE,
+    *MIX,
+    *MATRIX,
+)
+LONG = {RAILS_LONG, MIXED, FAULTS, KILLS, STATES, FAR_STATES, DEVICES, *ENGINE, *MIX, *MATRIX}
 
 
 def is_long(item, name):
@@ -50,7 +77,7 @@ def guests(request):
     return GuestRuns.of(request, test_check)
 
 
-@pytest.mark.limit(4000)
+@pytest.mark.limit(10500)
 @pytest.mark.parametrize("item, name", CASES)
 def test_check(item, name, guests):
     guests.verify(item, name)

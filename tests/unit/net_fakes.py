@@ -14,7 +14,7 @@ WAIT_S = 20  # far beyond what anything here takes
 
 
 class Path(NamedTuple):
-    """What connector.Group needs of net.paths.Path."""
+    """What connector.Group needs of net.paths.Path, with ports for rails."""
 
     kind: str
     rails: list
@@ -24,8 +24,8 @@ class Path(NamedTuple):
 class Rail:
     """Says who it is; with sockets, tells the other end through each which rail and socket it is."""
 
-    def __init__(self, port, peer, index, card):
-        self.port, self.peer, self.index, self.card = port, peer, index, card
+    def __init__(self, port, peer, index):
+        self.port, self.peer, self.index = port, peer, index
         self.remote = None
         self.sockets = []
         self.closed = False
@@ -59,8 +59,8 @@ class Port:
     def __init__(self, rank, fault=None, says=None):
         self.rank, self.fault, self.says = rank, fault, says or {}
 
-    def rail(self, peer, index, card):
-        return Rail(self, peer, index, card)
+    def rail(self, peer, index):
+        return Rail(self, peer, index)
 
 
 class Wire:
@@ -210,13 +210,12 @@ class Net:
         said = {name: more.pop(name) for name in ("fault", "says") if name in more}
         port = Port(rank, **said)
         where = [(None, self.dials, self.card["port"])] if addresses is None else addresses
-        cards = [(port, {"peer": index}) for index in range(rails)]
-        paths = {peer: Path(kind, cards, where) for peer in range(nranks) if peer != rank}
+        paths = {peer: Path(kind, [port] * rails, where) for peer in range(nranks) if peer != rank}
         wire, board = Wire(rank), Board(rank, nranks)
         board.wire = wire
         hosts = [f"host{peer}" for peer in range(nranks)]
         self.wires[rank], self.boards[rank] = wire, board
-        group = connector.Group(secret or self.secret, rank, [{}] * nranks, hosts, wire, board, paths, timeout, **more)
+        group = connector.Group(secret or self.secret, rank, hosts, wire, board, paths, timeout, **more)
         self.groups[rank] = group
         return group
 

@@ -2,12 +2,11 @@
 
 import socket
 
-from hetccl import _rail_trial as rail_trial
-from hetccl._rail_trial import RailTrial
+from hetccl._rail_trial import Trial
 from hetccl._tcp import TcpPort
 
 GUARD = b"\xa5" * 64
-DONE, AGAIN, LOST = 1, 0, -7
+DONE, AGAIN, LOST = "done", "again", -7
 FAULT_SOCKET, FAULT_WIRE, BREACH_FRAME = 4, 5, 5
 DEPTH = 256
 
@@ -59,15 +58,15 @@ class End:
 
     def __init__(self, sockets, timeout_s=300):
         self.port = TcpPort(timeout_s)
-        self.rail = self.port.rail(1, 0, {})
-        self.trial = RailTrial(self.rail)
+        self.rail = self.port.rail(1, 0)
+        self.trial = Trial(self.port, self.rail)
         connect(self.rail, sockets)
 
     def poll(self):
-        return rail_trial.poll(self.port)
+        return self.trial.poll()
 
     def arm(self):
-        return rail_trial.arm(self.port)
+        return self.trial.arm()
 
     def target(self, nbytes):
         return Target(self.trial, nbytes)

@@ -99,3 +99,23 @@ def test_others_are_asked_how_far_they_are(boards):
 
 def test_no_rank_has_entered_a_collective_at_first(boards):
     assert [board.entered() for board in boards(2, (0, 1))] == [(0, 0), (0, 0)]
+
+
+def test_a_closed_board_says_what_it_last_said(boards):
+    """Who speaks to other hosts may ask it later than the communicator's end; the segment's memory is gone then."""
+    first, second = boards(4, (1, 3))
+    first.break_off(DEAD, 1, 2)
+    for board in (first, second):
+        board.close()
+    first.break_off(TIMEOUT, 1, 0)
+    assert first.fault() == second.fault() == (DEAD, 1, 2)
+    assert first.entered() == second.entered() == (0, 0)
+    first.died(2)
+    assert first.broken() is True
+
+
+def test_a_closed_board_takes_no_fault(boards):
+    (board,) = boards(2, (0,))
+    board.close()
+    board.break_off(DEAD, 0, 1)
+    assert board.fault() is None

@@ -14,10 +14,15 @@ from hetccl import config
 from hetccl.libraries import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+FOLDERS = (".", "docs", "examples", "tests", "tests/softroce")
+DOCUMENTS = sorted(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
 README = (ROOT / "README.md").read_text()
+
+
+def document_name(path):
+    return str(path.relative_to(ROOT))
 
 
 def rows():
@@ -43,6 +48,14 @@ def test_map_of_the_modules():
     assert {name for name in ast.literal_eval(listed) if not name.endswith("_trial")} <= set(shown)
 
 
+def test_map_of_the_networks_headers():
+    """docs/architecture.md has them all, and no other."""
+    shown = re.findall(r"`(\w+\.h)`", (ROOT / "docs" / "architecture.md").read_text())
+    kinds = ("mr", "rail", "tcp", "verbs", "wire")
+    found = [path.name for kind in kinds for path in ROOT.glob(f"include/hetccl/{kind}[_.]*")]
+    assert sorted(set(shown)) == sorted(found)
+
+
 def test_library_table():
     """docs/configuration.md has the names that are tried for each library that a variable can replace."""
     table = re.findall(r"^\| ([^|`]+) \| (lib[^|]+) \| `(HETCCL_\w+)` \|$", CONFIGURATION, re.MULTILINE)
@@ -50,21 +63,21 @@ def test_library_table():
     assert table == [(k.name, ", ".join(k.sonames), f"HETCCL_{k.setting.upper()}") for k in replaceable]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=document_name)
 def test_links_lead_somewhere(path):
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text())
     missing = [t for t in targets if not t.startswith(("http:", "https:")) and not (path.parent / t).exists()]
     assert missing == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=document_name)
 def test_targets_of_make_exist(path):
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = re.findall(r"(?:`|^    (?:\w+=\S+ )?)make ([a-z-]+)", path.read_text(), re.MULTILINE)
     assert set(named) <= known
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=document_name)
 def test_variables_exist(path):
     named = set(re.findall(r"\bHETCCL_[A-Z_]+\b", path.read_text()))
     assert named <= set(config.variables())

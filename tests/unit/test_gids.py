@@ -5,6 +5,7 @@ import itertools
 import pytest
 from rdma_hosts import LINK_LOCAL, gid
 
+from hetccl._rdma import gid_text
 from hetccl.net import gids
 
 
@@ -44,7 +45,7 @@ def test_parse_refuses_what_is_no_gid(text):
     "address, text", [("10.99.0.1", "::ffff:10.99.0.1"), ("fd99::1", "fd99::1"), ("fe80::1:0:2", "fe80::1:0:2")]
 )
 def test_text(address, text):
-    assert gids.text(gid(address)) == text
+    assert gid_text(gid(address)) == text
 
 
 @pytest.mark.parametrize(

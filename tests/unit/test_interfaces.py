@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import os
 import re
 import shutil
 import socket
@@ -39,7 +40,7 @@ class Kernel:
         for index, (name, up, assigned) in enumerate(self.links, 1):
             if request == 18:  # RTM_GETLINK
                 flags = 0x41 if up else 0x1
-                yield struct.pack("=BxHiII", 0, 1, index, flags, 0) + attribute(3, name.encode() + b"\0")
+                yield struct.pack("=BxHiII", 0, 1, index, flags, 0) + attribute(3, os.fsencode(name) + b"\0")
                 continue
             for address, prefix, flags in assigned:
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -66,6 +67,10 @@ def host(monkeypatch):
     return make
 
 
+def test_a_name_that_is_no_utf_8(host):
+    assert host([("caf\udce9", True, [("10.0.0.7", 24, 0)])]) == ["10.0.0.7"]
+
+
 def test_this_host_as_the_ip_command_sees_it():
     if shutil.which("ip") is None:
         pytest.skip("there is no ip command")
@@ -88,7 +93,9 @@ def test_this_host_as_the_kernel_sees_it():
 
 
 def test_one_can_listen_on_each_address():
-    for found in interfaces.addresses(DEFAULTS):
+    listed = interfaces.addresses(DEFAULTS)
+    assert listed
+    for found in listed:
         family = socket.AF_INET6 if found["family"] == "IPv6" else socket.AF_INET
         scope = f"%{found['ifname']}" if found["address"].startswith("fe80") else ""
         with socket.create_server((found["address"] + scope, 0), family=family):

@@ -1,12 +1,14 @@
 """Connected ranks: who leaves, who dies, what breaks, what they ask each other, and rails that fail."""
 
+import os
 import socket
 import threading
 import time
 
 import pytest
-from net_fakes import Net, descriptors, nothing_left, until  # noqa: F401
+from net_fakes import WAIT_S, Net, descriptors, nothing_left, until  # noqa: F401
 
+from hetccl._calls import CALLS
 from hetccl.net import connector, control, pair
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -220,11 +222,13 @@ def test_a_state_that_the_wire_refuses_ends_the_connection(caplog):
     [
         (control.BYE, {"more": 1}),
         (control.FAULT, {"reason": 0, "reporter": 0, "culprit": 0}),
+        (control.FAULT, {"reason": 6, "reporter": 1, "culprit": 0}),
         (control.FAULT, {"reason": 1, "reporter": 2, "culprit": 0}),
         (control.FAULT, {"reason": 1, "reporter": 0, "culprit": -1}),
         (control.FAULT, {"reason": 1, "reporter": 0, "culprit": True}),
         (control.ASK_ENTERED, {"question": "0"}),
         (control.ENTERED, {"question": 0, "entered": 1 << 64, "call": 0}),
+        (control.ENTERED, {"question": 0, "entered": 1, "call": len(CALLS)}),
         (control.RAIL_DOWN, {"rail": 1, "state": {}, "text": ""}),
         (control.RAIL_DOWN, {"rail": 0, "state": [], "text": ""}),
         (control.RAIL_DOWN, {"rail": 0, "state": {}, "text": "two\nlines"}),
@@ -244,12 +248,123 @@ def test_a_message_that_breaks_the_protocol(kind, body, caplog):
         assert "given up" in caplog.text
 
 
+@pytest.mark.parametrize("when", ["soon", "at", "watched"])
+def test_a_fault_on_the_thread_is_not_the_others_end(when, caplog):
+    def fault(*events):
+        if when == "watched":
+            loop.forget(fd)
+        raise KeyError("a fault")
+
+    with Net(3) as net:
+        loop = net.groups[0].loop
+        if when == "watched":
+            fd = os.eventfd(1)
+            loop.soon(lambda: loop.watch(fd, fault))
+        else:
+            getattr(loop, when)(*([0.01] if when == "at" else []), fault)
+        until(lambda: "a fault" in caplog.text)
+        connected(net, (0, 1), (0, 2))
+        if when == "watched":
+            os.close(fd)
+
+
+@pytest.mark.parametrize("where", ["_closing", "group"])
+def test_a_finalizer_under_a_lock(where):
+    """Of the loop or of the group, on a thread of the connector's: it waits for neither."""
+    closed = threading.Event()
+    with Net(2) as net:
+        connected(net, (0, 1))
+        group = net.groups[0]
+
+        def collect():
+            with group.loop._closing if where == "_closing" else group.lock:
+                group.drop(lambda: (group.close(0), closed.set()))
+
+        collector = threading.Thread(target=collect, daemon=True)
+        collector.start()
+        collector.join(WAIT_S)
+        assert not collector.is_alive()
+        assert closed.wait(WAIT_S)
+        assert net.boards[1].gone == {0: "left"}
+
+
+@pytest.mark.parametrize("deed", ["connect", "drop"])
+def test_too_many_threads_for_a_while(deed, monkeypatch):
+    refused = []
+    start = threading.Thread.start
+
+    def sometimes(thread):
+        if thread.name == "hetccl-handshake" and len(refused) < 3:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(connector, "LOOK_SECONDS", 0.05)
+    with Net(2) as net:
+        if deed == "drop":
+            connected(net, (0, 1))
+        monkeypatch.setattr(threading.Thread, "start", sometimes)
+        if deed == "drop":
+            closed = threading.Event()
+            net.groups[0].drop(closed.set)
+            assert closed.wait(WAIT_S)
+        else:
+            net.connect(0, 1)
+        assert len(refused) == 3
+
+
+def test_a_group_dropped_on_the_connectors_thread_is_closed_on_another():
+    on, done = [], threading.Event()
+    with Net(2) as net:
+        connected(net, (0, 1))
+        group = net.groups[0]
+        group.loop.soon(lambda: group.drop(lambda: (on.append(threading.current_thread()), done.set())))
+        assert done.wait(WAIT_S)
+        assert on[0] is not group.loop.thread
+
+
+def test_after_the_end_of_the_program_close_takes_no_lock():
+    """A daemon thread that held it when the interpreter stopped it will never give it back."""
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold():
+        with net.groups[0].lock:
+            held.set()
+            let_go.wait(WAIT_S)
+
+    with Net(2) as net:
+        connected(net, (0, 1))
+        connector._leave_all()
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert held.wait(WAIT_S)
+        closer = threading.Thread(target=lambda: [net.groups[rank].close(1) for rank in (0, 1)], daemon=True)
+        closer.start()
+        closer.join(WAIT_S / 2)
+        stuck = closer.is_alive()
+        let_go.set()
+        holder.join()
+        for rank in (0, 1):
+            net.groups[rank].pairs[1 - rank].close()
+        assert not stuck
+
+
 def test_two_hundred_communicators_leave_nothing():
     before = len(descriptors())
     for _ in range(200):
         with Net(2) as net:
             connected(net, (0, 1))
     until(lambda: len(descriptors()) <= before)
+
+
+def test_a_communicator_that_fails_before_its_group_leaves_no_listener():
+    before = len(descriptors())
+    connector.listen(("127.0.0.1",))
+    connector.listen(("127.0.0.1",))
+    connector.forgo()
+    assert len(descriptors()) == before + 1
+    connector.forgo()
+    assert len(descriptors()) == before
 
 
 def test_communicators_share_one_listener():

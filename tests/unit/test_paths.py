@@ -180,14 +180,18 @@ def test_a_port_is_in_one_rail_only():
     assert both_ways([network(mine), network(theirs)]).rails == [(1, 0)]
 
 
-def test_the_best_gid_of_a_port_that_the_other_end_has_too():
-    mine = [rail("a", "10.0.0.1"), rail("a", "fd00::1", prefix=64), rail("a", "10.0.0.1", gid_type="RoCE v1")]
-    for theirs, expected in [
+@pytest.mark.parametrize(
+    "theirs, expected",
+    [
         ([rail("x", "10.0.0.2"), rail("x", "fd00::2", prefix=64)], (0, 0)),
         ([rail("x", "fd00::2", prefix=64), rail("x", "10.0.0.2", gid_type="RoCE v1")], (1, 0)),
         ([rail("x", "10.0.0.2", gid_type="RoCE v1")], (2, 0)),
-    ]:
-        assert both_ways([network(mine), network(theirs)]).rails == [expected]
+    ],
+    ids=["IPv4", "IPv6", "v1"],
+)
+def test_the_best_gid_of_a_port_that_the_other_end_has_too(theirs, expected):
+    mine = [rail("a", "10.0.0.1"), rail("a", "fd00::1", prefix=64), rail("a", "10.0.0.1", gid_type="RoCE v1")]
+    assert both_ways([network(mine), network(theirs)]).rails == [expected]
 
 
 def test_an_earlier_pair_makes_way():

@@ -11,7 +11,7 @@ pytestmark = needs_compiler
 HEAD = """
 import mmap
 from hetccl._rdma import RdmaPort
-from hetccl._verbs_trial import Trial
+from hetccl._rail_trial import Trial
 
 def card(device, gid_index=1):
     port = next(port for port in _verbs.devices() if port["device"] == device)
@@ -21,7 +21,7 @@ def card(device, gid_index=1):
 class End:
     def __init__(self, device="fake0", port=None, gid_index=1, **settings):
         self.port = port or RdmaPort(card(device, gid_index), receives=64, settings=settings)
-        self.rail = self.port.rail(1, 0, {})
+        self.rail = self.port.rail(1, 0)
         self.trial = Trial(self.port, self.rail)
         self.memory = mmap.mmap(-1, 4096)
 
@@ -59,7 +59,7 @@ print(json.dumps([error, before, live()]))
     if call in ("query_device", "query_port"):
         body = body.replace("raised(End)", "raised(RdmaPort, cards, receives=64)")
     else:
-        body = body.replace("raised(End)", "raised(lambda: RdmaPort(cards, receives=64).rail(1, 0, {}))")
+        body = body.replace("raised(End)", "raised(lambda: RdmaPort(cards, receives=64).rail(1, 0))")
     error, before, after = answer(body)
     assert error[0] == "VerbsError" and error[2] == f"ibv_{call}" and error[3] == errno.ENOMEM, error
     assert "fake0" in error[1] and "ENOMEM" in error[1]
@@ -82,6 +82,23 @@ print(json.dumps([error, state, live()["qp"]]))
     error, before, nlive = answer(body)
     assert error[0] == "VerbsError" and error[2] == "ibv_modify_qp" and "rank 1" in error[1]
     assert before == "new" and nlive == 0
+
+
+def test_a_rail_that_was_never_connected_is_closed_without_the_mutex():
+    """The port is another thread's to poll meanwhile: what has come for other rails is left for that."""
+    before, after = answer("""
+a, b = End("fake0"), End(port=RdmaPort(card("fake1"), receives=50))
+a.rail.connect(b.rail.local())
+b.rail.connect(a.rail.local())
+a.mr, b.mr = a.trial.reg(a.memory), b.trial.reg(b.memory)
+other = b.port.rail(1, 1)
+assert write(a, b, imm=7) == "done"
+other.close()
+before = b.trial.came
+b.trial.poll()
+print(json.dumps([before, b.trial.take()]))
+""")
+    assert (before, after) == (0, [7])
 
 
 def test_memory_that_cannot_be_registered_is_staged():
@@ -107,9 +124,9 @@ def test_another_queue_where_one_cannot_grow():
     capacity, queues, first = answer("""
 fake.fakeverbs_fail(b"resize_cq=38")
 port = RdmaPort(card("fake0"), receives=64)
-rails = [port.rail(1, 0, {})]
+rails = [port.rail(1, 0)]
 first = port.capacity
-rails += [port.rail(1, i, {}) for i in range(1, 4)]
+rails += [port.rail(1, i) for i in range(1, 4)]
 print(json.dumps([port.capacity, live()["cq"], first]))
 """)
     assert queues == 4 and capacity >= 4 * (64 + 32 + 256) > first
@@ -270,7 +287,7 @@ a.rail.close()
 a.rail.close()
 a.port.close()
 a.port.close()
-errors += [raised(a.rail.local), raised(a.port.rail, 1, 0, {})]
+errors += [raised(a.rail.local), raised(a.port.rail, 1, 0)]
 print(json.dumps([errors, a.trial.state]))
 """)
     assert [error[0] for error in errors] == ["ValueError"] * 4

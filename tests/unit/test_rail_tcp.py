@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from rails import AGAIN, DEPTH, DONE, FAULT_SOCKET, LOST, PAIRS, End, connect, ends, settle, unix_pair
 
-from hetccl import _rail_trial as rail_trial
-from hetccl._rail_trial import RailTrial
+from hetccl._rail_trial import Trial
 from hetccl._tcp import TcpPort
 
 SIZES = [0, 1, 31, 4096, 100_001, 524_287, 524_288, (1 << 20) + 7, 4 << 20]
@@ -54,7 +53,7 @@ def test_a_write_arrives(pair, kind, nconnections, nbytes):
     assert write(a, data, target, cut=nbytes // 3, imm=0xFFFFFFFF) == DONE
     settle(a, b)
     assert target.got() == data + b"\x5a"
-    assert b.trial.told_imms == [0xFFFFFFFF]
+    assert b.trial.told() == [0xFFFFFFFF]
     assert a.trial.counts == (1, 1)
     assert (a.trial.state, b.trial.state) == ("up", "up")
 
@@ -71,7 +70,7 @@ def test_all_bytes_are_there_when_an_immediate_value_is_told(pair, nconnections,
     told = []
 
     def check():
-        for k in b.trial.told_imms[len(told) :]:
+        for k in b.trial.told()[len(told) :]:
             told.append(k)
             assert all(targets[i].got()[:-1] == bodies[i] for i in range(len(told)))
 
@@ -100,7 +99,7 @@ def test_writes_without_an_immediate_value_are_told_by_the_next_one(pair):
         assert write(a, data[begin : begin + 300_000], target, skip=begin) == DONE
     assert a.trial.write([b"", b""], 0, 0, imm=5) == DONE
     settle(a, b)
-    assert (b.trial.told_imms, target.got(), a.trial.counts) == ([5], data, (4, 4))
+    assert (b.trial.told(), target.got(), a.trial.counts) == ([5], data, (4, 4))
 
 
 def test_both_directions_at_once(pair):
@@ -112,7 +111,7 @@ def test_both_directions_at_once(pair):
         assert write(a, data[0], targets[1], imm=k) == write(b, data[1], targets[0], imm=k) == DONE
     settle(a, b)
     assert [target.got() for target in targets] == data[::-1]
-    assert [end.trial.told_imms for end in both] == [list(range(20))] * 2
+    assert [end.trial.told() for end in both] == [list(range(20))] * 2
     assert [end.trial.counts for end in both] == [(20, 20)] * 2
 
 
@@ -133,7 +132,7 @@ def test_ten_thousand_writes_to_a_receiver_that_stands_still(pair, nbytes):
         else:
             a.poll(), b.poll()
     settle(a, b)
-    assert b.trial.told_imms == list(range(10_000))
+    assert b.trial.told() == list(range(10_000))
     assert a.trial.counts == (10_000, 10_000)
     assert a.trial.room == DEPTH
 
@@ -161,7 +160,7 @@ def test_acknowledgements(pair, lazy):
     write(a, b"12345678", target, imm=1, lazy=lazy)
     while not b.poll():
         pass
-    assert b.trial.told_imms == [1]
+    assert b.trial.told() == [1]
     assert b.rail.counters()["sent"] == (0 if lazy else 32)
     write(b, b"12345678", back, imm=2)
     assert b.rail.counters()["sent"] == (40 if lazy else 72)
@@ -180,10 +179,6 @@ def test_a_side_that_goes_to_sleep_acknowledges_first(pair):
     assert b.rail.counters()["sent"] == 32
 
 
-def readable(end, seconds):
-    return bool(select.select([rail_trial.descriptor(end.port)], [], [], seconds)[0])
-
-
 def test_a_sleeper_is_woken(pair):
     a, b = pair("IPv4", 2)
     target = b.target(2 << 20)
@@ -192,14 +187,14 @@ def test_a_sleeper_is_woken(pair):
         assert a.arm()
         assert b.arm()
         b.poll()
-        assert not readable(b, 0)
+        assert not b.trial.sleep(0)
         write(a, body(k, 1 + 5000 * k), target, imm=k)
-        while len(b.trial.told_imms) == k:
-            assert readable(b, 10)
+        while len(b.trial.told()) == k:
+            assert b.trial.sleep(10)
             while b.poll() or not b.arm():
                 a.poll()
         settle(a, b)
-    assert b.trial.told_imms == list(range(200))
+    assert b.trial.told() == list(range(200))
 
 
 def test_a_sleeper_with_bytes_to_send_is_woken_by_room(pair):
@@ -215,7 +210,7 @@ def test_a_sleeper_with_bytes_to_send_is_woken_by_room(pair):
                 pass
         if a.trial.counts == (10, 10):
             break
-        assert any(select.select([rail_trial.descriptor(end.port) for end in (a, b)], [], [], 10))
+        assert any(select.select([end.trial.fd for end in (a, b)], [], [], 10))
     assert target.got() == data
 
 
@@ -227,7 +222,7 @@ def test_what_was_sent_before_the_end_arrives(pair, nconnections):
         write(a, data, target, imm=k)
     a.rail.close()
     settle(b)
-    assert b.trial.told_imms == list(range(5))
+    assert b.trial.told() == list(range(5))
     assert target.got() == data
     assert (b.trial.state, b.trial.fault) == ("failed", (FAULT_SOCKET, 0))
     assert b.rail.fault() == "the peer closed the connection"
@@ -333,14 +328,14 @@ def test_a_port_with_open_rails_cannot_be_closed():
 def test_a_peer_that_does_not_fit_is_refused(remote, nsockets, text):
     before = len(os.listdir("/proc/self/fd"))
     port = TcpPort()
-    rail = port.rail(3, 0, {})
+    rail = port.rail(3, 0)
     pairs = [unix_pair() for _ in range(nsockets)]
     with pytest.raises(ValueError, match=text):
         rail.connect(remote, [near.detach() for near, _ in pairs])
     for _, far in pairs:
         assert far.recv(1) == b"", "the sockets are the rail's even if it refuses them"
         far.close()
-    assert RailTrial(rail).state == "new"
+    assert Trial(port, rail).state == "new"
     rail.close()
     port.close()
     assert len(os.listdir("/proc/self/fd")) == before

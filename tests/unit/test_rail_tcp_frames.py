@@ -7,7 +7,7 @@ import struct
 import pytest
 from rails import BREACH_FRAME, DEPTH, FAULT_WIRE, PAIRS, End, connect, settle, unix_pair
 
-from hetccl._rail_trial import RailTrial
+from hetccl._rail_trial import Trial
 
 FRAME = struct.Struct("<BBHIQIIII")
 WRITE, ACK = 1, 2
@@ -128,7 +128,7 @@ def test_torn_frames(peer, size):
         size=size,
     )
     assert it.target.got()[:11] == b"firstsecond"
-    assert it.end.trial.told_imms == [1, 2, 3]
+    assert it.end.trial.told() == [1, 2, 3]
     assert it.end.trial.counts == (2, 2)
 
 
@@ -138,11 +138,11 @@ def test_parts_and_writes_in_any_order_over_the_connections(peer):
     two = {"parts": 2, "sequence": 1, "imm": 11}
     it.say(it.frame(b"dd", skip=6, sequence=2, imm=12), connection=2)
     it.say(it.frame(b"cc", skip=4, **two), connection=1)
-    assert it.end.trial.told_imms == []
+    assert it.end.trial.told() == []
     it.say(it.frame(b"aa", sequence=0, imm=10), connection=0)
-    assert it.end.trial.told_imms == [10]
+    assert it.end.trial.told() == [10]
     it.say(it.frame(b"bb", skip=2, **two), connection=0)
-    assert it.end.trial.told_imms == [10, 11, 12]
+    assert it.end.trial.told() == [10, 11, 12]
     assert it.target.got()[:8] == b"aabbccdd"
 
 
@@ -178,7 +178,7 @@ def test_a_frame_against_the_rules(peer, fields, size):
     it.say(it.frame(b"payload", **fields), size=size)
     it.assert_breach()
     it.target.assert_untouched()
-    assert it.end.trial.told_imms == []
+    assert it.end.trial.told() == []
     assert it.socks[1].recv(1 << 20) == b"", "the peer is told, over all connections"
 
 
@@ -237,15 +237,15 @@ def test_memory_given_back_under_a_payload(peer):
 def test_a_key_of_another_rail(peer):
     it = peer()
     near, far = unix_pair()
-    other = it.end.port.rail(2, 0, {})
-    trial = RailTrial(other)
+    other = it.end.port.rail(2, 0)
+    trial = Trial(it.end.port, other)
     connect(other, [near])
     far.sendall(it.frame(b"payload"))
     settle(it.end)
     assert (trial.state, trial.fault) == ("failed", (FAULT_WIRE, BREACH_FRAME))
     it.target.assert_untouched()
     it.say(it.frame(b"payload"))
-    assert it.end.trial.told_imms == [0], "the rail whose key it was goes on"
+    assert it.end.trial.told() == [0], "the rail whose key it was goes on"
     far.close(), other.close()
 
 
@@ -309,7 +309,7 @@ def test_the_end_within_a_frame(peer):
     it.socks[0].shutdown(socket.SHUT_RDWR)
     settle(it.end)
     assert (it.end.trial.state, it.end.rail.fault()) == ("failed", "the peer closed the connection")
-    assert it.end.trial.told_imms == []
+    assert it.end.trial.told() == []
 
 
 class Model:
@@ -409,7 +409,7 @@ def test_fuzz(peer, seed):
     assert it.end.trial.state == ("failed" if model.broken else "up")
     if model.broken:
         it.assert_breach()
-    assert it.end.trial.told_imms == model.told
+    assert it.end.trial.told() == model.told
     assert it.end.trial.counts == (sent, model.completed)
     assert it.target.got() == model.memory
 

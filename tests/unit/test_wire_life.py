@@ -1,7 +1,10 @@
 """The life of a wire: nothing is left behind however it ends, and what it cannot be told is refused in words."""
 
+import contextlib
 import gc
 import os
+import subprocess
+import sys
 
 import pytest
 from mailboxes import Room, body
@@ -61,22 +64,31 @@ def test_nothing_is_left_behind(ending):
     assert after[2] <= before[2] + 4  # the allocator may have mapped some of its own
 
 
-def test_a_closed_wire_answers(net):
+def test_a_closed_wire_answers():
     ranks = use()
     ranks.close()
     wire = ranks.wires[0]
     wire.retry(1), wire.lost(1, "x"), wire.refuse(1, "x")
     assert (wire.wanted(), wire.failures(), wire.connected(), wire.counters(), wire.flush(1)) == ([], [], [], {}, True)
-    for call in (
-        lambda: wire.prepare(1, []),
-        lambda: wire.attach(1, {}),
-        lambda: wire.go(1),
-        lambda: wire.close_rail(1, 0),
-        lambda: wire.resume(1, 0, {}),
-        lambda: wire.add_port(_tcp.TcpPort()),
-    ):
-        with pytest.raises(ValueError, match="closed"):
-            call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda wire: wire.prepare(1, []),
+        lambda wire: wire.attach(1, {}),
+        lambda wire: wire.go(1),
+        lambda wire: wire.close_rail(1, 0),
+        lambda wire: wire.resume(1, 0, {}),
+        lambda wire: wire.add_port(_tcp.TcpPort()),
+    ],
+    ids=["prepare", "attach", "go", "close_rail", "resume", "add_port"],
+)
+def test_a_closed_wire_refuses(call):
+    ranks = use()
+    ranks.close()
+    with pytest.raises(ValueError, match="closed"):
+        call(ranks.wires[0])
 
 
 def test_a_child_of_a_fork_leaves_the_connection_alone(net):
@@ -97,6 +109,87 @@ def test_a_child_of_a_fork_leaves_the_connection_alone(net):
     assert [letter.state for letter in received] == ["complete"] * 2
     assert rooms[0].got(5000) == body(1, 5000)
     ranks.close()
+
+
+def test_a_child_of_a_fork_holds_no_end_of_a_connection():
+    gc.collect()
+    before = sockets()
+    ranks = use()
+    plugs = {str(plug.fileno()) for plug in ranks.plugs}
+    assert sockets() - before > plugs
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(sockets() - before != plugs)
+        finally:
+            os._exit(255)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ranks.close()
+    for plug in ranks.plugs:
+        plug.close()
+
+
+def sockets():
+    """Descriptors of this process that are sockets."""
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                found.add(entry)
+    return found
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_an_attempt_that_failed_leaves_nothing(net, attached):
+    """At once, not only when the wire is closed; and traffic of other peers goes on."""
+    ranks = net(3)
+    ranks.connect(0, 2)
+    room = Room(5)
+    received = ranks.trials[0].receive(room.view, 2, 3)
+
+    def attempt():
+        rails = ranks.rails(0, 1, 2)
+        inboxes = [ranks.wires[a].prepare(b, rails[i]) for i, (a, b) in enumerate(((0, 1), (1, 0)))]
+        ranks.join(rails)
+        if attached:
+            ranks.wires[0].attach(1, inboxes[1])
+        for plug in ranks.plugs[-2:]:
+            plug.close()
+        del ranks.plugs[-2:]
+        ranks.wires[0].retry(1)
+        ranks.wires[1].retry(0)
+
+    attempt()
+    before = resources()
+    for _ in range(20):
+        attempt()
+    assert resources() == before
+    ranks.trials[2].send(body(2, 5), 0, 3)
+    ranks.settle()
+    assert received.state == "complete" and room.got(5) == body(2, 5)
+
+
+CYCLE = """
+import gc, socket
+from hetccl import _tcp, _wire
+
+held = {}  # the collector clears it last, and with it the wire
+wire = _wire.Wire(0, 2, 4, 256, (held, held))
+wire.add_port(port := _tcp.TcpPort())
+ends = socket.socketpair()
+wire.prepare(1, [rail := port.rail(1, 0)])
+rail.connect(rail.local(), [ends[0].detach()])
+held["wire"] = wire
+del held, wire, port, rail
+ends[1].settimeout(10)
+print(gc.collect() > 0, ends[1].recv(1))
+"""
+
+
+def test_rails_outlive_their_wire_in_the_collectors_order():
+    """It clears a wire's dict of rails before it takes the wire, which gives their memory back at its end."""
+    done = subprocess.run([sys.executable, "-c", CYCLE], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True b''\n"), done.stderr
 
 
 # What is wrong is said.

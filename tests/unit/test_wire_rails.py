@@ -130,11 +130,11 @@ def every_write(nrails, step=1):
     )
 
 
-def test_the_story_without_a_loss():
-    for nrails, copied in WRITES:
-        story = Story(nrails=nrails, zero_copy=(not copied, not copied))
-        story.run()
-        story.check()
+@pytest.mark.parametrize("nrails, copied", WRITES)
+def test_the_story_without_a_loss(nrails, copied):
+    story = Story(nrails=nrails, zero_copy=(not copied, not copied))
+    story.run()
+    story.check()
 
 
 @every_write(2)
@@ -322,17 +322,17 @@ def test_the_traffic_ends_after_what_has_arrived(state, fault):
     assert ends.pair.registrations(1)[0] == 0
 
 
-def test_a_large_message_that_has_landed_is_delivered_after_the_peers_end():
-    for zero_copy in ((True, True), (True, False)):
-        ends, data = Ends(zero_copy=zero_copy, chunk_bytes=256, nchunks=4), body(1, 1000)
-        received = ends.receive(1, 1000, cls=COLLECTIVE)
-        ends.settle()
-        ends.send(0, data, cls=COLLECTIVE)
-        ends.advance(0)
-        ends.carry()
-        ends.pair.end(1)
-        ends.settle()
-        assert received.got() == data
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_large_message_that_has_landed_is_delivered_after_the_peers_end(copied):
+    ends, data = Ends(zero_copy=(True, not copied), chunk_bytes=256, nchunks=4), body(1, 1000)
+    received = ends.receive(1, 1000, cls=COLLECTIVE)
+    ends.settle()
+    ends.send(0, data, cls=COLLECTIVE)
+    ends.advance(0)
+    ends.carry()
+    ends.pair.end(1)
+    ends.settle()
+    assert received.got() == data
 
 
 def test_a_message_whose_writes_are_complete_is_done_after_the_peers_end():

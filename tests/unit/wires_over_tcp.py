@@ -28,7 +28,7 @@ class Net:
 
     def rails(self, one, other, nrails=1):
         """New rails of both ends, not connected."""
-        return [[self.ports[a].rail(b, i, {}) for i in range(nrails)] for a, b in ((one, other), (other, one))]
+        return [[self.ports[a].rail(b, i) for i in range(nrails)] for a, b in ((one, other), (other, one))]
 
     def join(self, rails, connections=1):
         """Connect rails of both ends. Also leave a socket of each in `plugs`, to pull."""
