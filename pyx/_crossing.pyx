@@ -62,9 +62,6 @@ cdef Crossing crossing_new(Executor executor, Runtime runtime, int device):
 cdef class Crossing(WatchedComm):
     """This rank's GPU in a communicator of several islands, its streams there, and its ring of pinned memory."""
 
-    def __cinit__(self):
-        self.outgrown = []
-
     def __dealloc__(self):
         if self.ring == NULL or self.is_inherited():
             return
@@ -172,26 +169,34 @@ cdef class Crossing(WatchedComm):
         return 0
 
     cdef int make_room(self, Collective* collective) except -1:
-        """Let the pieces that the call will use be large enough. What streams may still use is kept."""
+        """Let the pieces that the call will use be large enough."""
         cdef Passage* passage = collective.passage
         cdef int nunits = max(passage.nin, passage.nout) if passage.alias else passage.nin + passage.nout
         cdef size_t nbytes = SMALLEST_PIECE
         cdef hetccl_ring_piece_t* piece
-        cdef void* memory
-        cdef int code = 0
         cdef int64_t i
         while nbytes < <size_t>(nunits * collective.portion) * collective.itemsize:
             nbytes *= 2
         for i in range(min(passage.nportions, <int64_t>HETCCL_RING_PIECES)):
             piece = hetccl_ring_piece(self.ring, self.ring.ntaken + i)
-            if piece.nbytes >= nbytes:
-                continue
-            with nogil:
-                memory = hetccl_pinned_alloc(self.gpu, nbytes, &code)
+            if piece.nbytes < nbytes:
+                self.enlarge(piece, nbytes)
+        return 0
+
+    cdef int enlarge(self, hetccl_ring_piece_t* piece, size_t nbytes) except -1:
+        cdef Outgrown* outgrown = <Outgrown*>calloc(1, sizeof(Outgrown))
+        cdef void* memory
+        cdef int code = 0
+        if outgrown == NULL:
+            raise MemoryError("a piece of pinned memory")
+        with nogil:
+            memory = hetccl_pinned_alloc(self.gpu, nbytes, &code)
+        if code != 0:
+            free(outgrown)
             self.runtime.check(code, "host_register")
-            if piece.memory != NULL:
-                self.outgrown.append((<size_t>piece.memory, piece.nbytes))
-            piece.memory, piece.nbytes = <uint8_t*>memory, nbytes
+        outgrown.next, outgrown.memory, outgrown.nbytes = self.outgrown, piece.memory, piece.nbytes
+        self.outgrown = outgrown
+        piece.memory, piece.nbytes = <uint8_t*>memory, nbytes
         return 0
 
     cdef int queue(self, Collective* collective, void* stream, const char** step) noexcept nogil:
@@ -311,10 +316,16 @@ cdef class Crossing(WatchedComm):
         """Free all that the ring has."""
         cdef const hetccl_runtime_t* gpu = self.gpu
         cdef hetccl_ring_piece_t* piece
+        cdef Outgrown* outgrown
         cdef void* saved = NULL
         cdef int i
         if gpu.enter(self.device, &saved) != 0:
             return
+        while self.outgrown != NULL:
+            outgrown = self.outgrown
+            self.outgrown = outgrown.next
+            hetccl_pinned_free(gpu, outgrown.memory, outgrown.nbytes)
+            free(outgrown)
         for i in range(HETCCL_RING_PIECES):
             piece = &self.ring.pieces[i]
             hetccl_pinned_free(gpu, piece.memory, piece.nbytes)

@@ -52,17 +52,9 @@ REAL = tuple(("cupy", "AB", "GG", env) for env in ((), ONE_CONNECTION, BLOCKING)
 COMPARING = "check_compared_calls"
 # Of the checks inside an island, those that hold between islands too.
 INSIDE_ONLY = {"check_graph"}
-# With one queue a call waits for those before it, so that the order must be one over all communicators.
-UNORDERED = "check_two_communicators_in_two_threads"
-HAVE_ONE_QUEUE = (ONE_QUEUE, ONE_CONNECTION)
 OUTSIDE = [name for name in jobs.check_names(OF_STREAMS) if name not in INSIDE_ONLY]
 CASES = [
-    *(
-        (CHECKS, layout, name)
-        for layout in LAYOUTS
-        for name in jobs.check_names(CHECKS)
-        if name != COMPARING and not (name == UNORDERED and layout[3] in HAVE_ONE_QUEUE)
-    ),
+    *((CHECKS, layout, name) for layout in LAYOUTS for name in jobs.check_names(CHECKS) if name != COMPARING),
     *((CHECKS, (*layout[:3], layout[3] + COMPARED), COMPARING) for layout in LAYOUTS),
     *((STREAMS, layout, name) for layout in REAL for name in jobs.check_names(STREAMS)),
     *(
