@@ -18,6 +18,12 @@ ctypedef struct Lanes:                   # the streams of one call
     void* out                            # copies the result
 
 
+ctypedef struct Outgrown:                # a piece's memory that a larger one has replaced: streams may still use it
+    Outgrown* next
+    void* memory
+    size_t nbytes
+
+
 cdef class Crossing(WatchedComm):        # what the requests of such calls have instead of a vendor's communicator
     cdef Executor executor
     cdef hetccl_ring_t* ring             # owned
@@ -25,13 +31,14 @@ cdef class Crossing(WatchedComm):        # what the requests of such calls have 
     cdef void* begun                     # event: the caller's stream, at the begin of a call
     cdef void* ended                     # event: this communicator's streams, at its end
     cdef void* words                     # pinned memory of the pieces' words
-    cdef list outgrown                   # (address, bytes) of pieces' memory that larger ones have replaced
+    cdef Outgrown* outgrown              # owned
 
     # Queue a call whose collective has a passage. Whatever it points to must live until the engine is done with it.
     cdef int begin(self, Work* work, void* stream) except -1
 
     cdef int open(self) except -1
     cdef int make_room(self, Collective* collective) except -1
+    cdef int enlarge(self, hetccl_ring_piece_t* piece, size_t nbytes) except -1
     cdef int submit(self, Work* work) except -1
     cdef int compare(self, Work* work) except -1
     cdef int queue(self, Collective* collective, void* stream, const char** step) noexcept nogil

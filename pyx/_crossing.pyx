@@ -26,7 +26,7 @@ from hetccl._runtime cimport hetccl_runtime_t
 from hetccl._shm cimport HETCCL_REASON_LEFT
 
 from hetccl._calls import CALLS
-from hetccl.errors import CommClosed
+from hetccl.errors import CommClosed, HetcclError
 
 cdef extern from "hetccl/ring_memory.h" nogil:
     void* hetccl_pinned_alloc(const hetccl_runtime_t* gpu, size_t nbytes, int* code)
@@ -40,6 +40,8 @@ cdef enum:
     # What a stream waits for has a cache line of its own.
     WORD_STRIDE = 64
     SMALLEST_PIECE = 65536
+    # The engine's own time-out comes before that of a wait for the GPU: it can say which ranks are missing.
+    LATER_NS = 1000000000
 
 cdef int CONNECT_CALL = len(CALLS) - 1
 
@@ -48,7 +50,7 @@ cdef Crossing crossing_new(Executor executor, Runtime runtime, int device):
     cdef Crossing crossing = Crossing.__new__(Crossing)
     crossing.executor = executor
     crossing.settle_on(runtime, device)
-    crossing.timeout_ns = executor.timeout_ns
+    crossing.timeout_ns = executor.timeout_ns + LATER_NS
     crossing.rank = executor.rank
     crossing.open()
     return crossing
@@ -59,9 +61,6 @@ cdef Crossing crossing_new(Executor executor, Runtime runtime, int device):
 @cython.final
 cdef class Crossing(WatchedComm):
     """This rank's GPU in a communicator of several islands, its streams there, and its ring of pinned memory."""
-
-    def __cinit__(self):
-        self.outgrown = []
 
     def __dealloc__(self):
         if self.ring == NULL or self.is_inherited():
@@ -170,26 +169,34 @@ cdef class Crossing(WatchedComm):
         return 0
 
     cdef int make_room(self, Collective* collective) except -1:
-        """Let the pieces that the call will use be large enough. What streams may still use is kept."""
+        """Let the pieces that the call will use be large enough."""
         cdef Passage* passage = collective.passage
         cdef int nunits = max(passage.nin, passage.nout) if passage.alias else passage.nin + passage.nout
         cdef size_t nbytes = SMALLEST_PIECE
         cdef hetccl_ring_piece_t* piece
-        cdef void* memory
-        cdef int code = 0
         cdef int64_t i
         while nbytes < <size_t>(nunits * collective.portion) * collective.itemsize:
             nbytes *= 2
         for i in range(min(passage.nportions, <int64_t>HETCCL_RING_PIECES)):
             piece = hetccl_ring_piece(self.ring, self.ring.ntaken + i)
-            if piece.nbytes >= nbytes:
-                continue
-            with nogil:
-                memory = hetccl_pinned_alloc(self.gpu, nbytes, &code)
+            if piece.nbytes < nbytes:
+                self.enlarge(piece, nbytes)
+        return 0
+
+    cdef int enlarge(self, hetccl_ring_piece_t* piece, size_t nbytes) except -1:
+        cdef Outgrown* outgrown = <Outgrown*>calloc(1, sizeof(Outgrown))
+        cdef void* memory
+        cdef int code = 0
+        if outgrown == NULL:
+            raise MemoryError("a piece of pinned memory")
+        with nogil:
+            memory = hetccl_pinned_alloc(self.gpu, nbytes, &code)
+        if code != 0:
+            free(outgrown)
             self.runtime.check(code, "host_register")
-            if piece.memory != NULL:
-                self.outgrown.append((<size_t>piece.memory, piece.nbytes))
-            piece.memory, piece.nbytes = <uint8_t*>memory, nbytes
+        outgrown.next, outgrown.memory, outgrown.nbytes = self.outgrown, piece.memory, piece.nbytes
+        self.outgrown = outgrown
+        piece.memory, piece.nbytes = <uint8_t*>memory, nbytes
         return 0
 
     cdef int queue(self, Collective* collective, void* stream, const char** step) noexcept nogil:
@@ -269,11 +276,15 @@ cdef class Crossing(WatchedComm):
         return code
 
     cdef int await_streams(self) except -1:
-        """Wait until the streams are past all calls, with the time-out."""
+        """Wait until the streams are past all calls, with the time-out; those of a broken communicator are soon."""
         cdef int i
         for i in range(HETCCL_RING_PIECES):
-            if self.ring.ntaken > <uint64_t>i and not self.lost:
-                mark_await(self, self.ring.pieces[i].gone, CONNECT_CALL)
+            try:
+                if self.ring != NULL and self.ring.ntaken > <uint64_t>i and not self.lost:
+                    mark_await(self, self.ring.pieces[i].gone, CONNECT_CALL)
+            except HetcclError:
+                if not self.lost:
+                    raise
         return 0
 
     def close(self):
@@ -285,6 +296,8 @@ cdef class Crossing(WatchedComm):
         hetccl_ring_release(self.ring)
         with nogil:
             hetccl_ring_mute(self.ring)
+        if self.is_idle():
+            self.give_back()
 
     cdef bint is_idle(self) noexcept:
         """Whether no stream has anything left to do with the ring."""
@@ -303,10 +316,16 @@ cdef class Crossing(WatchedComm):
         """Free all that the ring has."""
         cdef const hetccl_runtime_t* gpu = self.gpu
         cdef hetccl_ring_piece_t* piece
+        cdef Outgrown* outgrown
         cdef void* saved = NULL
         cdef int i
         if gpu.enter(self.device, &saved) != 0:
             return
+        while self.outgrown != NULL:
+            outgrown = self.outgrown
+            self.outgrown = outgrown.next
+            hetccl_pinned_free(gpu, outgrown.memory, outgrown.nbytes)
+            free(outgrown)
         for i in range(HETCCL_RING_PIECES):
             piece = &self.ring.pieces[i]
             hetccl_pinned_free(gpu, piece.memory, piece.nbytes)

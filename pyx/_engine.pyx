@@ -154,14 +154,15 @@ cdef class Engine:
     cdef void break_off(self, int reason, int culprit) noexcept nogil:
         """Break the communicator for all ranks: the peers hold half of what is under way. Under the mutex."""
         self.broken = True
-        if self.ring != NULL:
-            hetccl_ring_release(self.ring)
         # Their owners, and the memory that the peers write to, may go away from now on.
         if self.wire is not None:
             self.wire.quiet()
         self.row.head = NULL
         self.mailbox.end(ANY, HETCCL_EBROKEN)
         self.board.raise_fault(reason, culprit)
+        # Whoever sees a stream go on finds the reason.
+        if self.ring != NULL:
+            hetccl_ring_release(self.ring)
 
     cdef int poll(self, Work* work, bint* done) noexcept nogil:
         cdef int status

@@ -38,8 +38,7 @@ cdef extern from "hetccl/ring.h" nogil:
     void hetccl_ring_release(hetccl_ring_t* ring)
 
 
-# A call on GPU buffers has it besides its Collective, whose pointers are the GPU's.
-ctypedef struct Passage:
+ctypedef struct Passage:                 # of a call on GPU memory, besides its Collective, with the GPU's pointers
     hetccl_ring_t* ring
     uint64_t first                       # the use of a piece that the first portion is; the others follow
     int64_t nportions

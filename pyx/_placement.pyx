@@ -376,13 +376,13 @@ cdef class Placement(Endpoint):
 
     cdef int await_queued(self) except -1:
         cdef Request request
-        for vendor in (self.vendor, self.host_vendor):
-            if vendor is not None and (<VendorComm>vendor).handle != NULL:
-                (<VendorComm>vendor).lock("Free")
-                (<VendorComm>vendor).unlock()
+        for vendor in (self.vendor, self.host_vendor, self.crossing):
+            if vendor is not None and (<WatchedComm>vendor).handle != NULL:
+                (<WatchedComm>vendor).lock("Free")
+                (<WatchedComm>vendor).unlock()
         self.deferred.flush(None)
         for request in list(self.executor.inflight.values()):
-            if request.is_queued() and request.event != NULL and not request.vendor.lost:
+            if request.is_queued() and not request.crosses and request.event != NULL and not request.vendor.lost:
                 mark_await(request.vendor, request.event, request.work.call)
         if self.crossing is not None:
             self.crossing.await_streams()

@@ -188,7 +188,8 @@ def check_many_communicators(comm):
     def round_trip(n):
         for _ in range(n):
             with comm.Dup() as copy:
-                sums_right(copy)
+                for count in (33, 50_000):
+                    sums_right(copy, count)
         gc.collect()
         return process_counts()
 

@@ -172,3 +172,36 @@ def test_killed_rank(place, islands, env, what):
     for rank in survivors:
         assert "PeerError" in errors[rank]["classes"] and 1 in errors[rank]["peers"], errors[rank]
     assert sorted(lines.by_rank("freed")) == survivors, lines.text
+
+
+def faulty(what, env):
+    """{rank: what its report says}, of a job of two ranks in which rank 1 is at fault."""
+    options = {"env": {**variables("fake", "GG", env), "HETCCL_TIMEOUT": "3"}, "timeout": 90}
+    outcome = jobs.run(device_jobs.HERE / "prog_crossing_faults.py", "AB", what, **options)
+    assert sorted(outcome.by_rank("freed")) == [0, 1], outcome.text
+    assert all(line["freed"] for line in outcome.by_rank("freed").values()), outcome.lines
+    return outcome.by_rank("error"), outcome
+
+
+@pytest.mark.parametrize("what", ["late", "late_later"])
+@pytest.mark.parametrize("env", [QUEUES, ONE_QUEUE], ids=["queues", "one_queue"])
+def test_rank_never_calls(what, env):
+    """The stream goes on, and Wait raises CommTimeout that names the rank."""
+    errors, outcome = faulty(what, env)
+    assert list(errors) == [0], outcome.text
+    assert "CommTimeout" in errors[0]["classes"] and errors[0]["peers"] == [1], errors
+
+
+@pytest.mark.parametrize("env", [QUEUES, AT_ONCE], ids=["queues", "at_once"])
+def test_driver_that_refuses(env):
+    """A GpuError with the driver's function; the other rank hears of it."""
+    errors, outcome = faulty("driver", env)
+    assert "GpuError" in errors[1]["classes"] and errors[1]["code"] == 801, outcome.lines
+    assert "cuLaunchHostFunc" in errors[1]["text"]
+    assert "PeerError" in errors[0]["classes"] and errors[0]["peers"] == [1], outcome.lines
+
+
+def test_driver_without_waits():
+    """Refused at set-up on the rank that lacks them: nothing is under way, and the communicator works."""
+    errors, outcome = faulty("set_up", QUEUES)
+    assert list(errors) == [1] and "GpuError" in errors[1]["classes"], outcome.lines

@@ -1,0 +1,78 @@
+"""A call between islands that fails on one rank: arguments are <report folder> <layout> <what>.
+
+what: "late" (rank 1 never comes), "late_later" (the others look only afterwards), "driver" (rank 1's driver refuses a
+function while the call is queued), "set_up" (rank 1's driver has no waits; it then uses host buffers)
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+from crossing_support import RANK, SIZE, Buffer, ramp, sums_right, zeros
+from support import Report, make_comm, say_error, still_works, wait_for_reports
+
+import hetccl
+
+
+def late(comm, what):
+    """What the others meet; rank 1 only waits until they have."""
+    if RANK == 1:
+        return
+    x, out = Buffer(ramp()), zeros()
+    request = comm.Iallreduce(x.array, out.array)
+    if what == "late_later":
+        # The stream goes on although nobody asks.
+        out.get()
+    request.Wait()
+
+
+def driver(comm, what):
+    if RANK == 1:
+        os.environ["FAKE_CUDA_FAIL"] = "cuLaunchHostFunc=801"
+    out = zeros()
+    comm.Allreduce(Buffer(ramp()).array, out.array)
+    while True:
+        out.get()
+        comm.Allreduce(Buffer(ramp()).array, out.array)
+
+
+def set_up(comm, what):
+    """An error on the rank alone, before anything is told to the others."""
+    x, out = Buffer(ramp()), zeros()
+    if RANK == 1:
+        os.environ["FAKE_CUDA_FAIL"] = "cuStreamWaitValue32=801"
+        try:
+            comm.Allreduce(x.array, out.array)
+        finally:
+            del os.environ["FAKE_CUDA_FAIL"]
+            comm.Allreduce(ramp(), np.zeros(12))
+            still_works(comm)
+            sums_right(comm)
+    comm.Allreduce(x.array, out.array)
+    still_works(comm)
+    sums_right(comm)
+
+
+def main():
+    report, what = Report(sys.argv[1]), sys.argv[3]
+    comm = make_comm()
+    if what != "set_up":
+        sums_right(comm)
+    begin = time.monotonic()
+    try:
+        {"late": late, "late_later": late, "driver": driver, "set_up": set_up}[what](comm, what)
+        report.write(fine=True)
+    except hetccl.HetcclError as error:
+        report.write(seconds=time.monotonic() - begin, code=error.code, **say_error(error))
+    report.write(over=True)
+    wait_for_reports(sys.argv[1], range(SIZE), "over")
+    try:
+        comm.Free()
+        report.write(freed=True)
+    except hetccl.HetcclError as error:
+        report.write(freed=False, free=say_error(error))
+    os._exit(0)
+
+
+main()
