@@ -10,19 +10,14 @@ ratios. Sizes are those of one buffer; GB/s are its bytes by the time.
 
 import argparse
 import json
-import os
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from compare_mpi import mpirun, size_text
+from compare_mpi import size_text
 
-from gpu import device_count
+from gpu import device_count, run_job
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 RUN_SECONDS = 300
 
 
@@ -35,7 +30,7 @@ def main():
     if device_count() < args.ranks:
         print(f"hetccl: {args.ranks} NVIDIA GPUs are needed, there are {device_count()}", file=sys.stderr)
         return 1
-    ended, page = run_job(args.ranks, args.quick)
+    ended, page = run_job("crossing_job.py", args.ranks, args.quick, RUN_SECONDS)
     if page is None:
         return 1
     print("\n".join(table(page)))
@@ -43,26 +38,6 @@ def main():
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(page))
     return int(not ended)
-
-
-def run_job(ranks, quick):
-    """Run one job: (whether it ended well, what it wrote or None)."""
-    launcher = mpirun(Path(shutil.which("mpirun") or "mpirun").parent.parent)
-    launcher += ["--bind-to", "none"] if "--oversubscribe" in launcher else []
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.json"
-        command = [*launcher, "-n", str(ranks), sys.executable, REPOSITORY / "bench/crossing_job.py"]
-        command += [results, *(["--quick"] if quick else [])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-        try:
-            code = subprocess.run(command, env=environment, stdout=sys.stderr, timeout=RUN_SECONDS).returncode
-        except subprocess.TimeoutExpired:
-            code = f"none after {RUN_SECONDS} s"
-        page = json.loads(results.read_text()) if results.exists() else None
-        if code:
-            print(f"hetccl: bench/crossing_job.py: exit status {code}", file=sys.stderr)
-        return code == 0, page
 
 
 def table(page):

@@ -41,7 +41,7 @@ def main():
         if ranks > devices:
             print(f"{ranks} ranks need {ranks} GPUs; this machine has {devices}\n")
             continue
-        ended, page = run_job(ranks, args.quick)
+        ended, page = run_job("gpu_job.py", ranks, args.quick, RUN_SECONDS)
         failed |= not ended
         if page is None:
             continue
@@ -72,24 +72,24 @@ def build_loop():
     subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
 
 
-def run_job(ranks, quick):
-    """Run one job: (whether it ended well, what it wrote or None)."""
+def run_job(program, ranks, quick, seconds):
+    """Run one job of a program of this folder: (whether it ended well, what it wrote or None)."""
     launcher = mpirun(Path(shutil.which("mpirun") or "mpirun").parent.parent)
     # Bound to a core, NCCL's threads would share it with the program.
     launcher += ["--bind-to", "none"] if "--oversubscribe" in launcher else []
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
-        command = [*launcher, "-n", str(ranks), sys.executable, REPOSITORY / "bench/gpu_job.py"]
+        command = [*launcher, "-n", str(ranks), sys.executable, REPOSITORY / "bench" / program]
         command += [results, *(["--quick"] if quick else [])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
         try:
-            code = subprocess.run(command, env=environment, stdout=sys.stderr, timeout=RUN_SECONDS).returncode
+            code = subprocess.run(command, env=environment, stdout=sys.stderr, timeout=seconds).returncode
         except subprocess.TimeoutExpired:
-            code = f"none after {RUN_SECONDS} s"
+            code = f"none after {seconds} s"
         page = json.loads(results.read_text()) if results.exists() else None
         if code:
-            print(f"hetccl: bench/gpu_job.py on {ranks} ranks: exit status {code}", file=sys.stderr)
+            print(f"hetccl: bench/{program} on {ranks} ranks: exit status {code}", file=sys.stderr)
         return code == 0, page
 
 

@@ -48,11 +48,12 @@ def problem_of(comm, library, case, shift):
     return verdict(comm, case, shift, *fetched)
 
 
-def run(folder, library, scope, wanted=""):
+def run(folder, library, scope, wanted="", cases=cases):
     """Run every case whose name contains `wanted` on a communicator of its own; one line of the report for each.
 
     folder  : where the report goes
-    library : an object of device_arrays
+    library : an object of device_arrays, or as one
+    cases   : function: ranks, scope, name of the library -> cases
     """
     report = Report(folder)
     comm = make_comm()

@@ -9,7 +9,7 @@ import sys
 import time
 
 import numpy as np
-from crossing_support import RANK, SIZE, Buffer, ramp, sums_right, zeros
+from device_support import RANK, SIZE, Device, device_works, ramp, zeros
 from support import Report, make_comm, say_error, still_works, wait_for_reports
 
 import hetccl
@@ -19,7 +19,7 @@ def late(comm, what):
     """What the others meet; rank 1 only waits until they have."""
     if RANK == 1:
         return
-    x, out = Buffer(ramp()), zeros()
+    x, out = Device(ramp()), zeros()
     request = comm.Iallreduce(x.array, out.array)
     if what == "late_later":
         # The stream goes on although nobody asks.
@@ -31,15 +31,15 @@ def driver(comm, what):
     if RANK == 1:
         os.environ["FAKE_CUDA_FAIL"] = "cuLaunchHostFunc=801"
     out = zeros()
-    comm.Allreduce(Buffer(ramp()).array, out.array)
+    comm.Allreduce(Device(ramp()).array, out.array)
     while True:
         out.get()
-        comm.Allreduce(Buffer(ramp()).array, out.array)
+        comm.Allreduce(Device(ramp()).array, out.array)
 
 
 def set_up(comm, what):
     """An error on the rank alone, before anything is told to the others."""
-    x, out = Buffer(ramp()), zeros()
+    x, out = Device(ramp()), zeros()
     if RANK == 1:
         os.environ["FAKE_CUDA_FAIL"] = "cuStreamWaitValue32=801"
         try:
@@ -48,17 +48,17 @@ def set_up(comm, what):
             del os.environ["FAKE_CUDA_FAIL"]
             comm.Allreduce(ramp(), np.zeros(12))
             still_works(comm)
-            sums_right(comm)
+            device_works(comm)
     comm.Allreduce(x.array, out.array)
     still_works(comm)
-    sums_right(comm)
+    device_works(comm)
 
 
 def main():
     report, what = Report(sys.argv[1]), sys.argv[3]
     comm = make_comm()
     if what != "set_up":
-        sums_right(comm)
+        device_works(comm)
     begin = time.monotonic()
     try:
         {"late": late, "late_later": late, "driver": driver, "set_up": set_up}[what](comm, what)

@@ -25,7 +25,7 @@ AT_ONCE, QUEUES, ONE_QUEUE = ((("FAKE_CUDA_QUEUES", n), ("FAKE_HIP_QUEUES", n)) 
 BLOCKING = (("CUDA_LAUNCH_BLOCKING", "1"),)
 ONE_CONNECTION = (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
 COMPARED = (("HETCCL_CHECK", "1"),)
-# (place, islands, kinds of memory, variables, how much); kinds as in crossing_support
+# (place, islands, kinds of memory, variables, how much); kinds as in device_support
 MATRICES = (
     ("fake", "AB", "GG", ONE_QUEUE, crossing_cases.BROAD),
     ("fake", "AB", "GG", AT_ONCE, crossing_cases.DEEP),
