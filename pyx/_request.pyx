@@ -191,9 +191,9 @@ cdef class Request(Lists):
         return 0
 
     cdef bint is_let_go(self) except -1:
-        if not self.is_queued() or self.crosses and not self.executor.has_let_go(&self.work):
+        if not self.is_queued():
             return self.executor.has_let_go(&self.work)
-        if self.pending:
+        if self.pending or self.crosses and not self.executor.has_let_go(&self.work):
             return False
         if self.event == NULL or self.vendor.handle == NULL:
             return True

@@ -4,7 +4,6 @@ A *place* is a library of arrays and what lies under it: "cupy" and "torch" need
 arrays over a CUDA driver and an NCCL that work on host memory.
 """
 
-import collections
 import functools
 import importlib.util
 import os
@@ -62,11 +61,7 @@ def run(program, place, ranks, *args, env=None, **options):
 def matrix(place, ranks, scope, wanted="", env=None, timeout=300):
     """Run the device matrix: (Outcome, {case: {rank: problem or None}})."""
     outcome = run("prog_matrix.py", place, ranks, place, scope, wanted, env=env, timeout=timeout)
-    by_case = collections.defaultdict(dict)
-    for line in outcome.lines:
-        if "case" in line:
-            by_case[line["case"]][line["rank"]] = line["problem"]
-    return outcome, by_case
+    return outcome, outcome.by_case()
 
 
 def wanted_of(place, ranks, scope, group):

@@ -3,7 +3,6 @@
 What the fakes show is hetccl's own code, its order of streams, events and waits; nothing of a vendor's software.
 """
 
-import collections
 import functools
 import signal
 import tempfile
@@ -92,11 +91,7 @@ def matrices():
     @functools.cache
     def make(place, islands, kinds, env, scope):
         outcome = run(device_jobs.HERE / "prog_crossing.py", (place, islands, kinds, env), scope)
-        by_case = collections.defaultdict(dict)
-        for line in outcome.lines:
-            if "case" in line:
-                by_case[line["case"]][line["rank"]] = line["problem"]
-        return outcome, by_case
+        return outcome, outcome.by_case()
 
     return make
 

@@ -5,7 +5,6 @@ tests/emulation: compiled against AMD's headers, they hand each call on to what 
 NCCL of a machine with NVIDIA GPUs, or the tests' fakes of both. docs/evidence.md says what that proves.
 """
 
-import collections
 import functools
 from pathlib import Path
 
@@ -90,11 +89,7 @@ def matrices():
     @functools.cache
     def make(under, release, ranks, scope):
         outcome = run(under, release, ranks, device_jobs.HERE / "prog_matrix.py", PLACE, scope)
-        by_case = collections.defaultdict(dict)
-        for line in outcome.lines:
-            if "case" in line:
-                by_case[line["case"]][line["rank"]] = line["problem"]
-        return outcome, by_case
+        return outcome, outcome.by_case()
 
     return make
 

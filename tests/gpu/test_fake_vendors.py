@@ -1,7 +1,5 @@
 """AMD's code path, and jobs of two vendors, on fakes of HIP and CUDA: hetccl's own code, nothing of the vendors'."""
 
-import collections
-
 import device_cases
 import device_jobs
 import pytest
@@ -29,10 +27,7 @@ def amd_matrix(ranks, wanted, arch):
     env = variables(FAKE_HIP_ARCH=arch)
     program = device_jobs.HERE / "prog_matrix.py"
     outcome = jobs.run(program, "A" * ranks, "emulated", device_cases.QUICK, wanted, env=env, timeout=300)
-    by_case = collections.defaultdict(dict)
-    for line in outcome.lines:
-        if "case" in line:
-            by_case[line["case"]][line["rank"]] = line["problem"]
+    by_case = outcome.by_case()
     assert by_case, outcome.text
     return by_case
 

@@ -54,6 +54,14 @@ class Outcome:
         """{rank: the last line that has `field`}"""
         return {line["rank"]: line for line in self.lines if field in line}
 
+    def by_case(self):
+        """{case: {rank: problem or None}}, of a program that runs a matrix."""
+        found = collections.defaultdict(dict)
+        for line in self.lines:
+            if "case" in line:
+                found[line["case"]][line["rank"]] = line["problem"]
+        return found
+
 
 def run(program, layout, *args, timeout=120, per_rank_env=None, **options):
     """Run a program of this folder; its arguments are <report folder> <layout> *args. A job that had to be killed or
@@ -81,11 +89,7 @@ def run(program, layout, *args, timeout=120, per_rank_env=None, **options):
 def exact(layout, scope, timeout=300, **options):
     """Run the exactness matrix: (Outcome, {case: {rank: problem or None}})."""
     outcome = run("prog_exact.py", layout, scope, timeout=timeout, **options)
-    by_case = collections.defaultdict(dict)
-    for line in outcome.lines:
-        if "case" in line:
-            by_case[line["case"]][line["rank"]] = line["problem"]
-    return outcome, by_case
+    return outcome, outcome.by_case()
 
 
 def faults(by_case, wanted, ranks):
