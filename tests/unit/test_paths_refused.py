@@ -47,7 +47,7 @@ def test_verbs_without_a_port():
 
 @pytest.mark.skipif(build.compiler() is None, reason="no C compiler to make a libibverbs of")
 def test_islands_that_do_not_meet():
-    """Two islands of two ranks whose NICs are of different kinds: each pair, each path and why it fails, on all ranks."""
+    """Two islands whose NICs are of different kinds: every rank is told each pair, each path and why it fails."""
     ethernet = f"device=roce0 gid=0/{gid('10.0.0.1')}/2/1"
     infiniband = f"device=ib0 link=1 lid=7 gid=0/{gid('fe80::7')}/0/0"
     library = str(Path(build.build("fakeverbs")).parent)
