@@ -207,7 +207,7 @@ def join(comm):
     check_communicator(comm)
     _watch_the_end()
     settings, member, trouble = _describe_self()
-    meeting = _Meeting(comm, (settings or config.Config()).timeout)
+    meeting = Meeting(comm, (settings or config.Config()).timeout)
     members, board, network = joining.join(meeting.allgather, comm.rank, settings, member, trouble)
     _joined.add(board)
     if network is not None:
@@ -355,16 +355,20 @@ def _check_algorithm(name):
         raise ValueError(f"HETCCL_ALGORITHM={name!r} is no algorithm; there are {', '.join(sorted(known))}")
 
 
-class _Meeting:
-    """Agreements of all ranks of a communicator during Comm()."""
+class Meeting:
+    """Agreements of all ranks of a communicator during Comm(), or another call of all ranks.
 
-    def __init__(self, comm, timeout):
+    comm : mpi4py communicator     timeout : seconds that one of them may take     call : its name, for messages
+    """
+
+    def __init__(self, comm, timeout, call="Comm"):
         self.comm = comm
         self.timeout = timeout
+        self.call = call
         self.tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
 
     def allgather(self, value):
-        """Every rank's value, in rank order."""
+        """Every rank's value, in rank order. Raises CommTimeout, with the ranks that have not come."""
         comm = self.comm
         payload = pickle.dumps(value)
         lengths = bytearray(8 * comm.size)
@@ -411,9 +415,10 @@ class _Meeting:
             time.sleep(POLL_SECONDS[1])
         missing = tuple(sorted(others - here))
         who = f"ranks {list(missing)} have not called it" if missing else "all ranks are there but MPI did not deliver"
+        waited = f"waited {self.timeout:g} s (HETCCL_TIMEOUT) for all {comm.size} ranks"
         return CommTimeout(
-            f"Comm: rank {comm.rank} waited {self.timeout:g} s (HETCCL_TIMEOUT) for all {comm.size} ranks; {who}",
-            call="Comm",
+            f"{self.call}: rank {comm.rank} {waited}; {who}",
+            call=self.call,
             rank=comm.rank,
             peer=missing,
         )

@@ -11,6 +11,7 @@ from hetccl import _board, _shm, config
 from hetccl._version import VERSION
 from hetccl.errors import HetcclError
 from hetccl.net import network as networks
+from hetccl.net import paths
 
 log = config.LOGGER
 
@@ -111,12 +112,16 @@ def _attach(gather, rank, near, path, secret, single_copy):
 
 
 def _join_network(gather, rank, network, board, cards):
-    trouble = None
+    trouble, unreached = None, {}
     try:
-        network.join(board, cards)
+        unreached = network.choose(cards)
+        if not unreached:
+            network.join(board)
     except TROUBLES as error:
         trouble = _text(error)
-    _raise_if_any(rank, gather(trouble))
+    found = gather((trouble, unreached))
+    _raise_if_unreached(rank, [unreached for _, unreached in found])
+    _raise_if_any(rank, [trouble for trouble, _ in found])
 
 
 def _text(error):
@@ -133,6 +138,13 @@ def _raise_if_any(rank, troubles):
             rank=rank,
             peer=tuple(peer for peer, _ in named),
         )
+
+
+def _raise_if_unreached(rank, everyone):
+    ends = tuple(peer for peer, unreached in enumerate(everyone) if unreached)
+    if ends:
+        said = "\n".join(paths.unreached_lines(everyone))
+        raise HetcclError(f"Comm: {said}", call="Comm", rank=rank, peer=ends)
 
 
 def _check_alike(cards):

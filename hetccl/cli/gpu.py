@@ -109,6 +109,18 @@ def device_of(members, sights, rank):
     return chosen if sights[rank].devices else None
 
 
+def path_letters(members, sights, rank):
+    """Of each peer what takes buffers in GPU memory to it: "c" the vendor's CCL, "p" pinned memory, "" nothing."""
+    mine = sights[rank]
+    usable = [not (seen.devices and seen.runtime.problem) for seen in sights]
+    one_island = len(topology.islands(members)) == 1 and all(seen.devices and not seen.ccl.problem for seen in sights)
+    letters = []
+    for peer, seen in enumerate(sights):
+        none = not (usable[rank] and usable[peer] and (mine.devices or seen.devices))
+        letters.append("" if none else "c" if one_island else "p")
+    return letters
+
+
 def _open_ccl(vendor, settings):
     return _open(CCLS[vendor], vendors.open_ccl, vendor, settings)
 

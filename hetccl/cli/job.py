@@ -4,6 +4,7 @@ MPI is reached through hetccl.bootstrap, and only when a command needs it: docto
 where MPI is missing or broken.
 """
 
+import faulthandler
 import importlib
 import importlib.metadata
 import json
@@ -64,14 +65,39 @@ def launch_rank(roots=topology.ROOTS):
     return int(ranks[0]) if ranks else None
 
 
-def world():
-    """MPI.COMM_WORLD. Initializes MPI. Raises MpiMissing."""
-    return _mpi().COMM_WORLD
+def world(patience=None):
+    """MPI.COMM_WORLD. Initializes MPI. Raises MpiMissing.
+
+    patience : seconds; where MPI_Init, which waits for all ranks, takes longer, this process ends with its stack on
+               stderr: nothing in Python runs while it is in MPI
+    """
+    if patience is not None:
+        faulthandler.dump_traceback_later(patience, exit=True)
+    try:
+        return _mpi().COMM_WORLD
+    finally:
+        if patience is not None:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def constants():
     """mpi4py's MPI module, for its ops and IN_PLACE. Initializes MPI. Raises MpiMissing."""
     return _mpi()
+
+
+def meeting(comm, settings, call):
+    """Agreements of all ranks that end: its allgather(value) gives every rank's, or raises CommTimeout.
+
+    comm : mpi4py communicator     settings : config.Config; timeout is read     call : what the ranks are in
+    """
+    return importlib.import_module("hetccl.bootstrap").Meeting(comm, settings.timeout, call)
+
+
+def give_up(error):
+    """End the whole job, with exit status 1: a rank is lost, for which MPI_Finalize of the others would wait."""
+    comm = _mpi().COMM_WORLD
+    print(f"hetccl rank {comm.rank}: {error}", file=sys.stderr, flush=True)
+    comm.Abort(1)
 
 
 def communicator(comm, device=None):

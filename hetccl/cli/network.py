@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from hetccl import topology
 from hetccl._rdma import gid_text
-from hetccl.cli import job
+from hetccl.cli import job, links
 from hetccl.cli.host import Check
 from hetccl.errors import HetcclError
 from hetccl.net import fitness, interfaces, nearness, nics, paths
@@ -18,13 +18,18 @@ class Sight(NamedTuple):
     """What one rank sees of the network; plain values, so that every rank can be told.
 
     card    : {"verbs": rail cards or why none, "tcp": {"port": 0, "addresses": list} or why none}
-    ports   : list of dict, each RDMA port of the host: name, state, link_layer, speed (Gb/s), used, why
+    ports   : list of dict, each RDMA port of the host: name, state, link_layer, rate, used, why, and links.port_facts()
     trouble : str, a setting that this host cannot meet; "" if there is none
+    interfaces  : {address: links.interface_facts()}
+    memory, gpu : [GB/s or None, why], of links: copying in the host's memory, and the bus of the rank's GPU
     """
 
     card: dict
     ports: list
     trouble: str
+    interfaces: dict
+    memory: list
+    gpu: list
 
 
 def sight(rank, members, settings, roots=topology.ROOTS):
@@ -36,9 +41,13 @@ def sight(rank, members, settings, roots=topology.ROOTS):
         verbs = nics.shown(choices, settings, found)
         addresses = interfaces.addresses(settings)
     except (ValueError, OSError) as error:
-        return Sight({"verbs": "see network", "tcp": "see network"}, [], str(error))
+        none = [None, "see network"]
+        return Sight({"verbs": "see network", "tcp": "see network"}, [], str(error), {}, none, none)
     tcp = {"port": 0, "addresses": addresses} if addresses else "no network interface is up"
-    return Sight({"verbs": verbs, "tcp": tcp}, [_port_of(choice) for choice in choices], "")
+    ports = [_port_of(choice) | links.port_facts(choice.port, roots) for choice in choices]
+    facts = {entry["address"]: links.interface_facts(entry, roots) for entry in addresses}
+    memory, bus = links.memory(roots), links.gpu(members[rank].pci, roots)
+    return Sight({"verbs": verbs, "tcp": tcp}, ports, "", facts, list(memory), list(bus))
 
 
 def rank_checks(seen):
@@ -60,16 +69,19 @@ def rank_checks(seen):
         yield Check("TCP", "ok", ", ".join(map(_address_text, tcp["addresses"])))
 
 
-def ways(rank, members, cards, settings):
-    """This rank's ways to the others: [{"ranks", "kind", "rails", "reasons", "problem"}], like ones together.
+def ways(rank, members, sights, settings):
+    """This rank's ways to the others, like ones together: list of dict.
 
-    ranks : list of int     kind : of paths.Path, "" if there is no way, for which `problem` tells the reasons
-    rails : ["mlx5_0:1 - mlx5_3:1", ...]     reasons : {kind: why it is not taken}
+    sights : of every rank
+    ranks  : list of int     kind : of paths.Path, "" if there is no way, for which `problem` tells the reasons
+    rails  : ["mlx5_0:1 - mlx5_3:1", ...]     reasons : {kind: why it is not taken}
+    expected : {"gb_s", "why"}, of links.Limit
     """
+    cards = [seen.card for seen in sights]
     found = {}
     for peer in range(len(members)):
         if peer != rank:
-            way = _way(rank, peer, members, cards, settings)
+            way = _way(rank, peer, members, cards, sights, settings)
             found.setdefault(str(way), {"ranks": [], **way})["ranks"].append(peer)
     return list(found.values())
 
@@ -91,16 +103,32 @@ def way_checks(rank, found, detailed):
             yield Check("reach", "ok", f"{to} by {way['kind']}{rails}{why}")
 
 
-def _way(rank, peer, members, cards, settings):
+def _way(rank, peer, members, cards, sights, settings):
     try:
         path = paths.choose(rank, peer, members, cards, settings)
     except HetcclError as error:
-        return {"kind": "", "rails": [], "reasons": {}, "problem": str(error).partition(": ")[2]}
+        nothing = links.Limit(None, "no path")
+        problem = str(error).partition(": ")[2]
+        return {"kind": "", "rails": [], "reasons": {}, "problem": problem, "expected": nothing._asdict()}
     ends = [(cards[rank]["verbs"][mine], cards[peer]["verbs"][theirs]) for mine, theirs in path.rails]
-    rails = [" - ".join(map(fitness.name_of, end)) for end in ends]
+    names = [tuple(map(fitness.name_of, end)) for end in ends]
     # Without the ranks: whose fault it is, their lines on rails and TCP tell, and like ways become one.
     reasons = {kind: re.sub(r"\branks? [0-9]+( and [0-9]+)?: ", "", why) for kind, why in path.reasons.items()}
-    return {"kind": path.kind, "rails": rails, "reasons": reasons, "problem": ""}
+    if members[rank].host != members[peer].host and reasons.get("shm", "").endswith("different hosts"):
+        reasons["shm"] = "different hosts"
+    limit = _limit(path, names, sights[rank], sights[peer])
+    rails = list(map(" - ".join, names))
+    return {"kind": path.kind, "rails": rails, "reasons": reasons, "problem": "", "expected": limit._asdict()}
+
+
+def _limit(path, names, mine, theirs):
+    """What a path is made for: links.Limit. names : of the ports of its rails"""
+    if path.kind == "shm":
+        return links.Limit(*mine.memory)
+    if path.kind == "tcp":
+        return links.tcp(path.addresses[0][:2], mine.interfaces, theirs.interfaces)
+    ports = [{port["name"]: port for port in seen.ports} for seen in (mine, theirs)]
+    return links.rails([tuple(known[name] for known, name in zip(ports, pair)) for pair in names])
 
 
 def _port_of(choice):

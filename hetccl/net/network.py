@@ -34,7 +34,7 @@ def cell_bytes(eager_bytes):
 
 
 class Network:
-    """What one rank needs to reach the ranks of other hosts. It is made in two steps, around an exchange of cards.
+    """What one rank needs to reach the ranks of other hosts. It is made in steps, around an exchange of cards.
 
     members  : topology.Member of every rank     near : ranks that share this one's memory
     secret   : bytes, the job's
@@ -56,15 +56,22 @@ class Network:
         self.listens = True  # the connector awaits a group
         self.card = {"verbs": verbs, "tcp": {"port": listener["port"], "addresses": addresses}}
 
-    def join(self, board, cards):
-        """Choose the way to each rank; connections are made when they are needed.
+    def choose(self, cards):
+        """Choose the way to each rank. cards : every rank's card; of those near, not looked at
 
-        board  : _board.Board     cards : every rank's card; of those near, not looked at
-        Raises : HetcclError (a rank cannot be reached: why not, for each transport), VerbsError, OSError
+        Returns : {rank: the reason against each transport}, of the ranks that cannot be reached
+        """
+        far = [peer for peer in range(len(self.members)) if peer not in self.near]
+        self.paths, unreached = paths.choose_all(self.rank, far, self.members, cards, self.settings)
+        return unreached
+
+    def join(self, board):
+        """Take the ways that were chosen; connections are made when they are needed.
+
+        board  : _board.Board
+        Raises : VerbsError, OSError
         """
         size, settings = len(self.members), self.settings
-        far = [peer for peer in range(size) if peer not in self.near]
-        self.paths = {peer: paths.choose(self.rank, peer, self.members, cards, settings) for peer in far}
         hosts = [member.host for member in self.members]
         self.wire = _wire.Wire(self.rank, size, CELLS, self.cell_bytes, hosts)
         routes = {peer: path._replace(rails=self._ports(path)) for peer, path in self.paths.items()}

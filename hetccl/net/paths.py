@@ -7,7 +7,7 @@ pair come to mirror images of one result without a message. Only the order of th
 import ipaddress
 from typing import NamedTuple
 
-from hetccl import config
+from hetccl import config, topology
 from hetccl.errors import HetcclError
 from hetccl.net import gids, interfaces
 
@@ -15,6 +15,8 @@ from hetccl.net import gids, interfaces
 KINDS = ("shm", "verbs", "tcp")
 # A rail of less than this part of the fastest one's speed would hold up the others: pieces are of equal size.
 SLOWEST_PART = 0.5
+# Of who cannot reach whom, in one message.
+MOST_LINES = 32
 
 # {transports: the settings that mean nothing without one of them}
 _NEEDED_BY = {
@@ -63,27 +65,65 @@ def choose(rank, peer, members, cards, settings):
               hetccl.net.interfaces.addresses() gives them}}, with the reason, a str, in the place of what a rank does
               not have; of ranks that share memory not looked at
     Returns : Path
-    Raises  : HetcclError, with the reason against each kind
+    Raises  : HetcclError, with the reason against each kind: the same ones on both ends
     """
+    path, whys = _choose(rank, peer, members, cards, settings)
+    if path is None:
+        raise HetcclError(f"rank {rank} cannot reach rank {peer}: {whys}", call="Comm", rank=rank, peer=peer)
+    return path
+
+
+def choose_all(rank, peers, members, cards, settings):
+    """({peer: Path}, {peer: the reason against each kind, str}): the peers that can be reached, and the others."""
+    found, unreached = {}, {}
+    for peer in peers:
+        path, whys = _choose(rank, peer, members, cards, settings)
+        if path is None:
+            unreached[peer] = whys
+        else:
+            found[peer] = path
+    return found, unreached
+
+
+def unreached_lines(everyone):
+    """Who cannot reach whom, and why: a line for ranks of which that is the same, at most so many.
+
+    everyone : of each rank {peer: reasons}, of choose_all()
+    """
+    alike = {}
+    for rank, unreached in enumerate(everyone):
+        for why in dict.fromkeys(unreached.values()):
+            peers = tuple(peer for peer, other in unreached.items() if other == why)
+            alike.setdefault((why, peers), []).append(rank)
+    lines = {}
+    for (why, peers), ranks in alike.items():
+        if (peers, tuple(ranks), why) not in lines:  # the other end says the same
+            lines[tuple(ranks), peers, why] = None
+    said = [f"{_ranks(ranks)} cannot reach {_ranks(peers)}: {why}" for ranks, peers, why in lines]
+    left = len(said) - MOST_LINES
+    return said if left <= 0 else [*said[:MOST_LINES], f"{left} more such lines are left out"]
+
+
+def _choose(rank, peer, members, cards, settings):
+    """(Path, "") or (None, the reason against each kind)."""
     allowed = settings.transport or KINDS
     reasons = {kind: "not in HETCCL_TRANSPORT" for kind in KINDS if kind not in allowed}
     if "shm" in allowed:
         if members[rank].shares_memory(members[peer]):
-            return Path("shm", [], [], {})
-        reasons["shm"] = _why_no_shm(members[rank], members[peer])
+            return Path("shm", [], [], {}), ""
+        reasons["shm"] = _why_no_shm(*(members[end] for end in sorted((rank, peer))))
     addresses, why_unheard = _addresses(rank, peer, members, cards)
     if "verbs" in allowed:
         rails, reasons["verbs"] = _rails(rank, peer, cards, settings.rails)
         if rails and addresses:
-            return Path("verbs", rails, addresses, _before("verbs", reasons))
+            return Path("verbs", rails, addresses, _before("verbs", reasons)), ""
         if rails:
             reasons["verbs"] = f"no TCP connection to exchange addresses by: {why_unheard}"
     if "tcp" in allowed:
         if addresses:
-            return Path("tcp", [], addresses, _before("tcp", reasons))
+            return Path("tcp", [], addresses, _before("tcp", reasons)), ""
         reasons["tcp"] = why_unheard
-    said = "; ".join(f"{kind}: {reasons[kind]}" for kind in KINDS)
-    raise HetcclError(f"rank {rank} cannot reach rank {peer}: {said}", call="Comm", rank=rank, peer=peer)
+    return None, "; ".join(f"{kind}: {reasons[kind]}" for kind in KINDS)
 
 
 def pair_up(low, high, most):
@@ -191,6 +231,10 @@ def _why_no_shm(mine, theirs):
     if mine.host != theirs.host:
         return f"{mine.host} and {theirs.host} are different hosts"
     return f"two systems, PID namespaces or user namespaces on {mine.host}"
+
+
+def _ranks(ranks):
+    return f"rank{'s' * (len(ranks) > 1)} {topology.format_cpulist(ranks)}"
 
 
 def _port(card):

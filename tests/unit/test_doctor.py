@@ -8,7 +8,7 @@ from command import COMMAND, MEMBER, fake_mpi4py, hetccl
 
 import launch
 from hetccl import oneccl
-from hetccl.cli import doctor, host
+from hetccl.cli import doctor, host, page
 from hetccl.cli.host import Check
 
 needs_mpirun = pytest.mark.skipif(not launch.launchers(), reason="no mpirun beside this interpreter or in PATH")
@@ -69,9 +69,9 @@ def test_merge_brings_equal_findings_together():
         doctor.Finding(bad, (1,)),
         doctor.Finding(other, (0, 1, 2)),
     )
-    assert doctor.status_of(findings) == 1
-    assert doctor.status_of(findings[:1]) == 0
-    text = doctor.text(findings, [MEMBER] * 3)
+    assert page.status_of(findings) == 1
+    assert page.status_of(findings[:1]) == 0
+    text = page.text(findings, [MEMBER] * 3, None, [], [])
     assert "x (ranks 0,2)" in text and "y (rank 1)" in text and "-> z" in text
     assert "1 problem to solve first" in text
 

@@ -95,19 +95,19 @@ def test_settings_that_the_host_cannot_meet_fail(see, ports, settings, words):
     assert (status, name) == ("fail", "network") and words in text
 
 
-def cards_of(see, addresses):
-    """Cards of one rank on each of so many hosts. addresses : of the hosts' NICs, "" for none."""
-    cards = []
+def sights_of(see, addresses):
+    """Sights of one rank on each of so many hosts. addresses : of the hosts' NICs, "" for none."""
+    sights = []
     for number, address in enumerate(addresses):
         ports = [port(f"mlx5_{number}", gids=usual_table(address))] if address else "no RDMA device"
         eth0 = {**ETH0, "address": f"192.168.0.{number + 1}"}
-        cards.append(see(ports, addresses=[eth0]).card)
-    return cards
+        sights.append(see(ports, addresses=[eth0]))
+    return sights
 
 
 def test_ways(see):
     members = [member("n0"), member("n0"), member("n1"), member("n2")]
-    first, second, third = cards_of(see, ["10.0.0.1", "10.0.0.2", ""])
+    first, second, third = sights_of(see, ["10.0.0.1", "10.0.0.2", ""])
     found = network.ways(0, members, [first, first, second, third], Config())
     assert [(way["ranks"], way["kind"], way["rails"]) for way in found] == [
         ([1], "shm", []),
@@ -124,16 +124,14 @@ def test_ways(see):
 
 def test_like_ways_are_one(see):
     members = [member(f"n{number // 2}") for number in range(4)]
-    here, there = cards_of(see, ["", ""])
-    cards = [here, here, there, there]
-    found = network.ways(1, members, cards, Config())
+    here, there = sights_of(see, ["", ""])
+    found = network.ways(1, members, [here, here, there, there], Config())
     assert [way["ranks"] for way in found] == [[0], [2, 3]]
 
 
 def test_a_rank_out_of_reach_fails(see):
     members = [member("n0"), member("n1")]
-    cards = cards_of(see, ["", ""])
-    found = network.ways(0, members, cards, Config(transport=("shm",)))
+    found = network.ways(0, members, sights_of(see, ["", ""]), Config(transport=("shm",)))
     (check,) = network.way_checks(0, found, detailed=True)
     assert check.status == "fail"
     assert "rank 1 cannot be reached" in check.text and "n0 and n1 are different hosts" in check.text

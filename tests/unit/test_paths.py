@@ -120,6 +120,32 @@ def test_nothing_that_is_allowed_leads_there(transport, words):
         paths.choose(0, 1, [member("n0"), member("n1")], [network(), network()], Config(transport=transport))
 
 
+def test_every_pair_that_cannot_meet_is_told():
+    """Three hosts, of which the first has a NIC and the last no address: every pair stands in the lines, once."""
+    cards = [network([rail("mlx5_0", "10.0.0.1")]), network(), {"verbs": "no RDMA device", "tcp": "no interface is up"}]
+    members = [member("n0"), member("n1"), member("n2")]
+    everyone = []
+    for rank in range(3):
+        peers = [peer for peer in range(3) if peer != rank]
+        found, unreached = paths.choose_all(rank, peers, members, cards, Config())
+        assert sorted([*found, *unreached]) == peers
+        everyone.append(unreached)
+    assert paths.unreached_lines(everyone) == [
+        "rank 0 cannot reach rank 2: shm: n0 and n2 are different hosts; verbs: rank 2: no RDMA device; "
+        "tcp: rank 2: no interface is up",
+        "rank 1 cannot reach rank 2: shm: n1 and n2 are different hosts; verbs: ranks 1 and 2: no RDMA device; "
+        "tcp: rank 2: no interface is up",
+    ]
+
+
+def test_what_cannot_meet_is_bounded():
+    everyone = [
+        {peer: f"{min(peer, rank)} {max(peer, rank)}" for peer in range(9) if peer != rank} for rank in range(9)
+    ]
+    said = paths.unreached_lines(everyone)
+    assert len(said) == paths.MOST_LINES + 1 and said[-1] == "4 more such lines are left out"
+
+
 def test_verbs_need_a_connection_to_begin_with():
     cards = [{"verbs": [rail("mlx5_0", "10.0.0.1")], "tcp": "no address"}, network([rail("mlx5_0", "10.0.0.2")])]
     with pytest.raises(HetcclError, match="verbs: no TCP connection to exchange addresses by: rank 0: no address"):
