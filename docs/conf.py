@@ -19,7 +19,13 @@ project = "hetccl"
 author = "the hetccl developers"
 root_doc = "docs/index"
 include_patterns = [
-    "*.md", "docs/*.md", "bench/*.md", "examples/*.md", "packaging/*.md", "slurm/*.md", "tests/*.md",
+    "*.md",
+    "docs/*.md",
+    "bench/*.md",
+    "examples/*.md",
+    "packaging/*.md",
+    "slurm/*.md",
+    "tests/*.md",
     "tests/softroce/*.md",
 ]
 # Folders that make fills; they are not walked.
@@ -33,6 +39,7 @@ autodoc_typehints = "none"
 html_theme = "furo"
 html_title = project
 html_show_sphinx = False
+html_show_copyright = False
 
 # One entry of a docstring: "sendbuf, recvbuf : buffer, ..." or "Blocks  : until ...". A name may be keyword = value.
 ENTRY = re.compile(r"(?P<names>\*{0,2}[A-Za-z_]\w*(?:, \*{0,2}[A-Za-z_]\w*)*)\s* : ?(?P<text>.*)")

@@ -92,11 +92,29 @@ def test_example_runs():
     assert job.stdout == tuple(f"rank {rank} of 3: [6. 6. 6. 6.]\n" for rank in range(3))
 
 
+def python_blocks(path):
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+
+
 def snippets():
-    """The programs of docs/from-mpi4py.md: its first block, which all others begin with, before each of them."""
-    text = (ROOT / "docs" / "from-mpi4py.md").read_text()
-    first, *others = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return [first, *(first + other for other in others)]
+    """The programs of pages on host buffers: a page's first block, which all others begin with, before each of them."""
+    found = []
+    for page in ("from-mpi4py", "islands"):
+        first, *others = python_blocks(ROOT / "docs" / f"{page}.md")
+        found += [first, *(first + other for other in others)]
+    return found
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=document_name)
+def test_python_is_python(path):
+    """What is not run is at least written right; of a session, what is typed."""
+    for block in python_blocks(path):
+        typed = [line[4:] for line in block.splitlines() if line.startswith((">>> ", "... "))]
+        compile("\n".join(typed) or block, path, "exec")
+
+
+def test_first_job_shows_the_same_program():
+    assert python_blocks(ROOT / "docs" / "first-job.md")[0] == python_blocks(ROOT / "README.md")[0]
 
 
 @pytest.mark.parametrize("labels", ["A", "AA", "AAB"])
