@@ -43,7 +43,7 @@ def commands(text):
         if language not in (*SHELLS, "", None):
             continue
         for line in re.sub(r"\\\n *", "", "\n".join(lines)).splitlines():
-            command = SAID.sub("", line.removeprefix("$ ")).strip()
+            command = SAID.sub("", line.strip().removeprefix("$ "))
             if command.startswith("#") or not command:
                 continue
             if language in SHELLS or COMMAND.fullmatch(command):
@@ -71,7 +71,7 @@ NOT_RUN = (
     (r"python bench/gpu\.py.*|python setup\.py build_ext --inplace && python tests/gpu/run\.py", GPU),
     (r"python tests/softroce/vm\.py .*|(tc|ip|rdma) .*", GUEST),
     (r"python tools/amd_files\.py|python tests/emulation/build\.py", HELD.format("tests/emulation/test_emulation.py")),
-    (r"pip (install|download) .*|rattler-build .*|spack .*", FETCHES),
+    (r"pip (install|download|wheel) .*|rattler-build .*|spack .*", FETCHES),
     (r"python bench/(compare_mpi|kernels)\.py .*", LONG),
     (r"HETCCL_HOST_CCL=oneccl .*", HELD.format("tests/mpi/test_oneccl.py")),
     (r"HETCCL_CUDA_LIB=.*", HELD.format("tests/gpu/test_device.py")),
@@ -89,5 +89,10 @@ def why_not_run(command):
 
 
 def short(command):
-    """The command with less work: a benchmark goes up to 16 KiB."""
-    return re.sub(r"(?<= -e )[0-9]+[KMG]?\b", "16K", command) if "hetccl bench" in command else command
+    """The command with less work: a benchmark has a few small sizes and iterations. Values that are none stay."""
+    if "hetccl bench" not in command:
+        return command
+    for option, value in (("b", "8"), ("e", "4K"), ("f", "8"), ("n", "2"), ("w", "1")):
+        command = re.sub(rf"(?<= -{option} )[0-9]+[KMG]?(?= |$)", value, command)
+    # Of an option that is given twice the last one holds.
+    return re.sub(r"(?<=hetccl bench )[a-z]+", r"\g<0> -e 4K -f 8 -n 2 -w 1", command)

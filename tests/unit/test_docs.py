@@ -147,6 +147,10 @@ def test_commands_are_found():
     NAME="a b" X=$(echo $(pwd)) mpirun -n 2 python x.py    # why
     rank 0: [6. 6.]
 
+1. one
+
+       make test
+
 ```console
 $ anything -x   # y
 ```
@@ -169,6 +173,7 @@ make = 1
     assert doc_commands.commands(text) == [
         "python -m hetccl info",
         'NAME="a b" X=$(echo $(pwd)) mpirun -n 2 python x.py',
+        "make test",
         "anything -x",
         "mpirun -n 1 python x.py : -n 1 python y.py",
         "make demo",
