@@ -3,11 +3,14 @@
 The source folder is the repository's root, so that the documents' own links hold on the site as they do in a checkout.
 """
 
+import html.parser
 import re
 import sys
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from docutils import nodes
+from sphinx.errors import ExtensionError
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -15,7 +18,16 @@ sys.path.insert(0, str(ROOT))
 project = "hetccl"
 author = "the hetccl developers"
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "examples/*.md", "tests/*.md", "tests/softroce/*.md"]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "bench/*.md",
+    "examples/*.md",
+    "packaging/*.md",
+    "slurm/*.md",
+    "tests/*.md",
+    "tests/softroce/*.md",
+]
 # Folders that make fills; they are not walked.
 exclude_patterns = [".*", "build", "docs/_build"]
 
@@ -27,6 +39,7 @@ autodoc_typehints = "none"
 html_theme = "furo"
 html_title = project
 html_show_sphinx = False
+html_show_copyright = False
 
 # One entry of a docstring: "sendbuf, recvbuf : buffer, ..." or "Blocks  : until ...". A name may be keyword = value.
 ENTRY = re.compile(r"(?P<names>\*{0,2}[A-Za-z_]\w*(?:, \*{0,2}[A-Za-z_]\w*)*)\s* : ?(?P<text>.*)")
@@ -73,7 +86,42 @@ def signature(app, what, name, obj, options, arguments, returns):
     return (re.sub(r"^\((self|cls)(, )?", "(", arguments or ""), returns) if what == "method" else None
 
 
+class Links(html.parser.HTMLParser):
+    """Of a page: where its links lead, and the places in it that links can name."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.targets, self.places = set(), {""}
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.targets |= {found[name] for name in ("href", "src") if found.get(name)}
+        self.places |= {found[name] for name in ("id", "name") if found.get(name)}
+
+
+def dead_links(app, failed):
+    """Refuse a site in which a link, an anchor or a picture of its own leads nowhere."""
+    if failed or app.builder.name != "html":
+        return
+    site = Path(app.outdir).resolve()
+    pages = {path: Links(path.read_text()) for path in site.rglob("*.html") if "_static" not in path.parts}
+    dead = []
+    for path, page in pages.items():
+        for target in page.targets:
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                continue
+            place = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            known = pages[place].places if place in pages else {"", parts.fragment}
+            if not place.exists() or unquote(parts.fragment) not in known:
+                dead.append(f"{path.relative_to(site)}: {target}")
+    if dead:
+        raise ExtensionError("dead links:\n" + "\n".join(sorted(dead)))
+
+
 def setup(app):
+    app.connect("build-finished", dead_links)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", entries)
     app.connect("doctree-read", anchors)

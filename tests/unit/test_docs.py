@@ -2,11 +2,13 @@
 
 import ast
 import importlib.util
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import doc_commands
 import pytest
 
 import launch
@@ -14,7 +16,7 @@ from hetccl import config
 from hetccl.libraries import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (".", "docs", "examples", "tests", "tests/softroce")
+FOLDERS = (".", "bench", "docs", "examples", "packaging", "slurm", "tests", "tests/softroce")
 DOCUMENTS = sorted(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
@@ -90,11 +92,29 @@ def test_example_runs():
     assert job.stdout == tuple(f"rank {rank} of 3: [6. 6. 6. 6.]\n" for rank in range(3))
 
 
+def python_blocks(path):
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+
+
 def snippets():
-    """The programs of docs/from-mpi4py.md: its first block, which all others begin with, before each of them."""
-    text = (ROOT / "docs" / "from-mpi4py.md").read_text()
-    first, *others = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return [first, *(first + other for other in others)]
+    """The programs of pages on host buffers: a page's first block, which all others begin with, before each of them."""
+    found = []
+    for page in ("from-mpi4py", "islands"):
+        first, *others = python_blocks(ROOT / "docs" / f"{page}.md")
+        found += [first, *(first + other for other in others)]
+    return found
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=document_name)
+def test_python_is_python(path):
+    """What is not run is at least written right; of a session, what is typed."""
+    for block in python_blocks(path):
+        typed = [line[4:] for line in block.splitlines() if line.startswith((">>> ", "... "))]
+        compile("\n".join(typed) or block, path, "exec")
+
+
+def test_first_job_shows_the_same_program():
+    assert python_blocks(ROOT / "docs" / "first-job.md")[0] == python_blocks(ROOT / "README.md")[0]
 
 
 @pytest.mark.parametrize("labels", ["A", "AA", "AAB"])
@@ -105,6 +125,103 @@ for number, code in enumerate({snippets()!r}):
     exec(compile(code, f"snippet {{number}}", "exec"), {{"__name__": "__main__"}})
 """
     launch.mpirun(len(labels), code, per_rank_env=[{"HETCCL_ISLAND": label} for label in labels])
+
+
+def shown_commands():
+    """{command: names of the documents that show it}"""
+    shown = {}
+    for path in DOCUMENTS:
+        for command in doc_commands.commands(path.read_text()):
+            shown.setdefault(command, []).append(document_name(path))
+    return shown
+
+
+COMMANDS = shown_commands()
+RUN = [command for command in COMMANDS if not doc_commands.why_not_run(command)]
+
+
+def test_commands_are_found():
+    """In each kind of block, with what stands before and behind them."""
+    text = """
+    python -m hetccl info      what is installed
+    NAME="a b" X=$(echo $(pwd)) mpirun -n 2 python x.py    # why
+    rank 0: [6. 6.]
+
+1. one
+
+       make test
+
+```console
+$ anything -x   # y
+```
+
+```sh
+mpirun -n 1 python x.py : \\
+       -n 1 python y.py
+# said
+```
+
+```
+makes no command
+make demo
+```
+
+```python
+make = 1
+```
+"""
+    assert doc_commands.commands(text) == [
+        "python -m hetccl info",
+        'NAME="a b" X=$(echo $(pwd)) mpirun -n 2 python x.py',
+        "make test",
+        "anything -x",
+        "mpirun -n 1 python x.py : -n 1 python y.py",
+        "make demo",
+    ]
+
+
+def test_commands_that_are_not_run_are_shown():
+    """Each reason is needed by a document, and no command has two."""
+    reasons = [doc_commands.why_not_run(command) for command in COMMANDS]
+    assert max(map(len, reasons)) == 1
+    unneeded = [p for p, _ in doc_commands.NOT_RUN if not any(re.fullmatch(p, command) for command in COMMANDS)]
+    assert unneeded == []
+    tests = [reason.partition(": ")[2] for _, reason in doc_commands.NOT_RUN if reason.startswith("a test runs it")]
+    assert tests and all((ROOT / test).is_file() for test in tests)
+
+
+@pytest.fixture(scope="session")
+def newcomer(tmp_path_factory):
+    """(folder, environment) of somebody who types what the documents say: a checkout with the README's program."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for path in ROOT.iterdir():
+        if path.name not in (".git", ".venv", ".mpi", "build"):
+            (folder / path.name).symlink_to(path)
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    for name in ("example.py", "program.py", "train.py"):
+        (folder / name).write_text(program)
+    found = launch.launchers().get("default")
+    if found is None:
+        pytest.skip("no mpirun on this machine")
+    exported = dict(re.findall(r"^export (\w+) := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    path = [str(Path(sys.executable).parent), str(found.path.parent), os.environ["PATH"]]
+    here = {"PATH": os.pathsep.join(path), "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "HETCCL_TIMEOUT": "60"}
+    return folder, {**launch.inherited(), **found.environment(), **exported, **here}
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_command_runs(newcomer, command):
+    """What the documents show does what it says, in as far as an exit status of 0 tells."""
+    folder, environment = newcomer
+    done = subprocess.run(
+        ["timeout", "-k", "10", "120", "bash", "-c", doc_commands.short(command)],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{COMMANDS[command]}\n{done.stdout}\n{done.stderr}"
 
 
 def rules():
