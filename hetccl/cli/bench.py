@@ -72,7 +72,7 @@ def run(args):
         header = report.header(args, world, ours, place)
         sides = [Side(ours, getattr(hetccl, args.op.upper()), hetccl.IN_PLACE, byte=job.constants().BYTE)]
         want = _want(args, dtype, place, len(ours.islands) == 1, counts[-1] * max(benchmark.units(world.size)))
-        others, header["absent"] = peers.open_peers(_wanted(args, place.kind), world, want, job.settings()[0])
+        others, header["absent"] = peers.open_peers(_wanted(args, world), world, want, job.settings()[0])
         bench = Bench(benchmark, world, [*sides, *others], dtype, want.op, args.root, counts, place)
         header["absent"] |= bench.drop_unable(counts[0])
         header["peers"] = [side.name for side in bench.sides[1:]]
@@ -108,15 +108,13 @@ def check_options(args):
     dtype = _dtype(args)
     for name in args.compare if args.compare != ("all",) else ():
         want = _want(args, dtype, None, True, args.maxbytes)
-        if args.memory not in peers.PEERS[name].memories:
-            args.refuse(f"argument --compare: {name} does not take buffers in {args.memory} memory")
         if why := peers.PEERS[name].lacks(want):
             args.refuse(f"argument --compare: {name}: {why}")
     written = [path for path in (args.json, args.csv, args.plot) if path]
     if len(set(written)) < len(written):
         args.refuse(f"arguments --json, --csv, --plot: {written[0]} is given twice")
-    if args.plot and (why := plot.missing(args.plot)):
-        args.refuse(f"argument --plot: {why}")
+    if args.plot and args.plot.suffix not in plot.SUFFIXES:
+        args.refuse(f"argument --plot: {args.plot}: the name must end in {', '.join(plot.SUFFIXES)}")
     return dtype
 
 
@@ -165,7 +163,12 @@ def _trouble(args, world, dtype):
     needed, available = _bytes_needed(args) * job.ranks_of_host(world), job.memory_available()
     if needed > available and args.memory == "host":
         found.append(f"argument -e/--maxbytes: needs {needed >> 20} MiB, and this host has {available >> 20} MiB free")
+    kinds = sorted(set(world.allgather(args.memory)))
+    for name in args.compare if args.compare != ("all",) else ():
+        if unfit := peers.unfit(name, kinds):
+            found.append(f"argument --compare: {name} {unfit}")
     if world.rank == 0:
+        found += [f"argument --plot: {plot.missing()}"] if args.plot and plot.missing() else []
         files = filter(None, (args.json, args.csv, args.plot))
         found += [why for why in (file_trouble(path, args.force) for path in files) if why]
     try:
@@ -200,9 +203,10 @@ def _want(args, dtype, place, one_island, count):
     return peers.Want(benchmark, dtype, op, place, count * dtype.itemsize, one_island)
 
 
-def _wanted(args, kind):
-    """The peers to open: with a picture, its limit is one of them."""
-    wanted = peers.names(kind) if args.compare == ("all",) else list(args.compare)
+def _wanted(args, world):
+    """The peers to open: with a picture, its limit is one of them. Collective."""
+    kinds = world.allgather(args.memory)
+    wanted = peers.names(kinds) if args.compare == ("all",) else list(args.compare)
     return [*wanted, "copy"] if args.plot and "copy" not in wanted else wanted
 
 

@@ -76,9 +76,9 @@ class Staged:
     def __init__(self, world, want):
         self.world, self.memory = world, want.memory
         self.rank, self.size = world.rank, world.size
-        send, recv = want.collective.units(world.size)
-        count = want.nbytes // want.dtype.itemsize // max(send, recv, 1)
-        self.sent, self.received = (self.memory.pinned(np.zeros(units * count, want.dtype)) for units in (send, recv))
+        # In place, the one buffer is as long as the larger of the two.
+        count = want.nbytes // want.dtype.itemsize
+        self.sent, self.received = (self.memory.pinned(np.zeros(count, want.dtype)) for _ in range(2))
 
     def __getattr__(self, name):
         method = getattr(self.world, name)
@@ -97,9 +97,15 @@ class Staged:
         return call
 
 
-def names(kind):
-    """The peers that take buffers of a kind of memory: list of str."""
-    return [name for name, peer in PEERS.items() if kind in peer.memories]
+def names(kinds):
+    """The peers that take buffers of some of these kinds of memory: list of str."""
+    return [name for name, peer in PEERS.items() if set(kinds) & set(peer.memories)]
+
+
+def unfit(name, kinds):
+    """ "" or which kinds of memory, of those of all ranks, a peer does not take."""
+    others = sorted(set(kinds) - set(PEERS[name].memories))
+    return f"does not take buffers in {' or '.join(others)} memory" if others else ""
 
 
 def open_peers(wanted, world, want, settings):
@@ -109,9 +115,10 @@ def open_peers(wanted, world, want, settings):
     Returns : (list of Side, {name: why it does not take part})
     """
     sides, absent = [], {}
+    kinds = world.allgather(want.memory.kind)
     for name in wanted:
         peer = PEERS[name]
-        why = peer.lacks(want)
+        why = unfit(name, kinds) or peer.lacks(want)
         if not why:
             whys = world.allgather(peer.missing(want, settings))
             said = {}
