@@ -71,8 +71,9 @@ def section(name, page):
         f"## {page['title']} ({page['evidence']})",
         "",
         f"{header['date']}: {header['versions']}, {header['mpi']}; {header['machine']}. "
-        f"{'; '.join([*header['members'], *header['paths']])}. Buffers: {', '.join(header['memory'])}. {' '.join(absent)}"
-        f"Medians of {header['iters']} in µs, the 95th percentile in brackets; ratio: hetccl's time by that one's. Made by",
+        f"{'; '.join([*header['members'], *header['paths']])}. Buffers: {', '.join(header['memory'])}. "
+        f"{' '.join([*absent, ''])}Medians of {header['iters']} in µs, the 95th percentile in brackets; ratio: hetccl's "
+        "time by that one's. Made by",
         "",
         f"    {page['launch']}",
         "",
