@@ -16,7 +16,7 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-long build lint docs bench test-gpu test-rdma environment clean
+.PHONY: help demo test test-long build lint docs bench report test-gpu test-rdma environment clean
 
 help: ## what there is to make (the default)
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -56,9 +56,13 @@ docs: build ## build the documentation in docs/_build; a warning is an error
 	@$(RUN) python -m sphinx -b html -c docs -n -q -W --keep-going . docs/_build
 	@echo "hetccl: docs/_build/docs/index.html"
 
-bench: build ## compare with mpi4py on this machine, over each MPI
-	@$(SETUP) test
-	@$(RUN) python bench/compare_mpi.py $$(for m in .venv .mpi/*; do [ ! -x $$m/bin/mpirun ] || echo --mpi $$m; done) $(ARGS)
+bench: build ## time two islands on this machine against mpi4py: a table, JSON and a picture in build/bench (ARGS="--all")
+	@$(SETUP) bench
+	@$(RUN) python bench/run.py $(ARGS)
+
+report: build ## make docs/performance.md's tables and pictures from bench/results/*.json
+	@$(SETUP) bench
+	@$(RUN) python bench/report.py $(ARGS)
 
 test-gpu: build ## test and benchmark what needs NVIDIA GPUs; results in build/gpu.json (ARGS="--only bench" for a part)
 	@$(SETUP) test gpu

@@ -71,11 +71,15 @@ def parse_arguments():
 
 def default_mpis():
     """The MPIs of this checkout, or the one that this interpreter would use: list of folders."""
-    found = [path.parent.parent for path in sorted(REPOSITORY.glob(".mpi/*/bin/mpirun"))]
-    beside = shutil.which(
-        "mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    )
-    return found or ([Path(beside).parent.parent] if beside else [])
+    own = own_mpi()
+    return [path.parent.parent for path in sorted(REPOSITORY.glob(".mpi/*/bin/mpirun"))] or ([own] if own else [])
+
+
+def own_mpi():
+    """The folder of the MPI that this interpreter would use: its own, or that of PATH; None without one."""
+    places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    beside = shutil.which("mpirun", path=os.pathsep.join(places))
+    return Path(beside).parent.parent if beside else None
 
 
 def run_job(prefix, ranks, args):
@@ -89,11 +93,12 @@ def run_job(prefix, ranks, args):
         ]
         print(f"+ {shlex.join(command)}", file=sys.stderr, flush=True)
         done = subprocess.run(command, stdout=sys.stderr, env=environment(prefix), timeout=RUN_SECONDS)
-        if not results.exists() or not results.stat().st_size:
+        if not results.exists():
             print(f"exit status {done.returncode}: {shlex.join(command)}", file=sys.stderr)
             return None
         page = json.loads(results.read_text())
-    wrong = sum(row[mode]["wrong"] or 0 for row in page["rows"] for mode in ("out_place", "in_place") if row[mode])
+    modes = [row[mode] for row in page["rows"] for mode in ("out_place", "in_place") if row[mode]]
+    wrong = sum(timing["wrong"] or 0 for timings in modes for timing in timings.values())
     return Run(page["header"]["mpi"].partition(" through ")[0], ranks, page["rows"], wrong)
 
 
@@ -133,7 +138,8 @@ def table(runs, args):
     yield "|---:|" + "---:|" * (3 * len(runs))
     for rows in zip(*(run.rows for run in runs), strict=True):
         results = [row[args.mode] for row in rows]
-        cells = [f"{r['ours']['us']:.1f} | {r['peer']['us']:.1f} | {r['ratio']:.2f}" for r in results]
+        pairs = [(timings["hetccl"], timings["mpi4py"]) for timings in results]
+        cells = [f"{ours['us']:.1f} | {peer['us']:.1f} | {peer['ratio']:.2f}" for ours, peer in pairs]
         yield f"| {size_text(rows[0]['nbytes'])} | " + " | ".join(cells) + " |"
     wrong = sum(run.wrong for run in runs)
     yield ""

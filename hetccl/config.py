@@ -4,6 +4,7 @@ The fields of Config are the table: name, type, default and meaning are written 
 tested against them. Read once per communicator, when it is built.
 """
 
+import contextlib
 import difflib
 import logging
 import math
@@ -237,6 +238,20 @@ def offer(values):
     """Set variables that another library reads, unless the user has set them. values : {name: str}."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def changed(name, value):
+    """A block in which a variable has another value: communicators that it builds are built with that one."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 class _Handler(logging.StreamHandler):

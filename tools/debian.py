@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 
 class FetchError(Exception):
@@ -22,16 +23,9 @@ def fetch(names, folder):
     Raises : FetchError
     """
     root, lists, archives = folder / "root", folder / "lists", folder / "archives"
-    for path in (root, lists / "partial", archives / "partial"):
+    for path in (root, archives / "partial"):
         path.mkdir(parents=True, exist_ok=True)
-    options = {
-        "Dir::State::Lists": lists,
-        "Dir::Cache": folder,
-        "Dir::Cache::archives": archives,
-        "Debug::NoLocking": "true",
-        "APT::Sandbox::User": "",
-    }
-    apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in options.items())]
+    apt = _apt(folder, lists, archives)
     _run(*apt, "update")
     _run(*apt, "--yes", "--no-install-recommends", "--download-only", "install", *names)
     for package in sorted(archives.glob("*.deb")):
@@ -42,6 +36,26 @@ def fetch(names, folder):
     for script in root.glob("usr/lib/*/libc.so"):
         script.write_text(re.sub(r"(?<= )/usr/lib", f"{root}/usr/lib", script.read_text()))
     return root
+
+
+def source(name, folder):
+    """Download a source package, from where the system takes its packages, into folder. Raises FetchError.
+
+    Returns: folder, which then holds its archives
+    """
+    lists, etc = folder / "lists", folder / "etc"
+    (etc / "parts").mkdir(parents=True, exist_ok=True)
+    # The system's own list may name binary packages alone: the same places have the sources.
+    for path in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")):
+        if path.suffix in (".list", ".sources") and path.is_file():
+            text = re.sub(r"^Types:.*$", "Types: deb-src", path.read_text(), flags=re.M)
+            (etc / "parts" / path.name).write_text(re.sub(r"^deb\s", "deb-src ", text, flags=re.M))
+    apt = _apt(folder, lists, folder / "archives")
+    apt += [f"-oDir::Etc::sourcelist={etc / 'none'}", f"-oDir::Etc::sourceparts={etc / 'parts'}"]
+    _run(*apt, "update")
+    _run(*apt, "--download-only", "source", name, where=folder)
+    shutil.rmtree(lists)
+    return folder
 
 
 def write_script(path, environment, program):
@@ -81,9 +95,27 @@ def open_mpi(folder):
     write_script(folder / "bin" / "mpirun", environment, usr / "bin" / "orterun")
 
 
-def _run(*command):
+def _apt(folder, lists, archives):
+    """apt-get with all that it writes in folder."""
+    (lists / "partial").mkdir(parents=True, exist_ok=True)
+    options = {
+        "Dir::State::Lists": lists,
+        "Dir::Cache": folder,
+        "Dir::Cache::archives": archives,
+        "Debug::NoLocking": "true",
+        "APT::Sandbox::User": "",
+    }
+    return ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in options.items())]
+
+
+def _run(*command, where=None):
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+        command,
+        cwd=where,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
     )
     if done.returncode != 0:
         raise FetchError(f"{' '.join(map(str, command))}\n{done.stdout}")

@@ -2,7 +2,7 @@
 
 A row of bench has `count` elements and p ranks. Sizes and bus bandwidths follow nccl-tests (doc/PERFORMANCE.md there):
 the size is the bytes of the larger buffer of a rank, algbw = size / time, busbw = algbw * factor(p), where the factor
-makes busbw comparable with the speed of the slowest link whatever p is.
+makes busbw comparable with the speed of the slowest link whatever p is. Messages between two ranks are in points.py.
 """
 
 import functools
@@ -22,37 +22,60 @@ LARGEST = 5
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two that are timed. comm : communicator; op : its reduction; in_place : its IN_PLACE"""
+    """A library that is timed.
+
+    comm     : communicator, with mpi4py's methods, or those of them that the library has
+    op       : its reduction
+    in_place : its IN_PLACE; None: it has no calls in place
+    name     : as in --compare
+    adopt    : array -> what the library's calls take for it, made before the clock runs
+    byte     : its datatype of one byte, where calls take datatypes
+    kind     : "peer"; "limit": moves as many bytes, but is no collective, so that its results are not looked at
+    """
 
     comm: Any
     op: Any
     in_place: Any
+    name: str = "hetccl"
+    adopt: Callable = lambda array: array
+    byte: Any = None
+    kind: str = "peer"
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective.
+    """One collective, or one way of sending messages.
 
     units    : (blocks of count elements in the send buffer, in the receive buffer), from p
     factor   : busbw / algbw, from p
     call     : (side, send, recv, root) -> None; send is None in place, where recv holds the input
     expected : (inputs, rank, root, count) -> array, or None on a rank that receives nothing
+    method   : the communicator's method that it calls
     reduces  : takes an op
     averages : of these, whether the average is one
     rooted   : takes a root
     parts    : "count" is size / p, as in nccl-tests' all-gather, because one buffer holds p blocks
     modes    : which of "out" (of place) and "in" (place) exist
+    repeats  : bytes -> how many times a call does what is timed; the row's time is that of one
+    ways     : directions whose bytes algbw counts
+    window   : whether a call has many messages under way; a block is then one of them
+    pair     : between the first rank and the last, the others wait
     """
 
     units: Callable
     factor: Callable
     call: Callable
     expected: Callable
+    method: str = ""
     reduces: bool = False
     averages: bool = True
     rooted: bool = False
     parts: bool = False
     modes: tuple = ("out", "in")
+    repeats: Callable = lambda nbytes: 1
+    ways: int = 1
+    window: bool = False
+    pair: bool = False
 
 
 class Inputs:
@@ -185,6 +208,18 @@ def _alltoallv(side, send, recv, root):
     comm.Alltoallv([send, parts], [recv, parts])
 
 
+def _alltoallw(side, send, recv, root):
+    comm, (counts, starts) = side.comm, rows(len(send) // side.comm.size, side.comm.size, side.comm.rank)
+    itemsize = recv.itemsize
+    counts, starts = [n * itemsize for n in counts], [n * itemsize for n in starts]
+    types = [side.byte] * comm.size
+    comm.Alltoallw([send, counts, starts, types], [recv, counts, starts, types])
+
+
+def _barrier(side, send, recv, root):
+    side.comm.Barrier()
+
+
 def _scan(side, send, recv, root):
     side.comm.Scan(side.in_place if send is None else send, recv, side.op)
 
@@ -224,6 +259,7 @@ def _all_but_own(p):
 # The largest part of unequal ones is one and a half blocks.
 COLLECTIVES = {
     "allreduce": Collective(
+        method="Allreduce",
         reduces=True,
         units=lambda p: (1, 1),
         factor=lambda p: 2 * (p - 1) / p,
@@ -231,6 +267,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: inputs.reduced(0, count),
     ),
     "reduce": Collective(
+        method="Reduce",
         reduces=True,
         rooted=True,
         units=lambda p: (1, 1),
@@ -240,6 +277,7 @@ COLLECTIVES = {
     ),
     # MPI's broadcast has one buffer.
     "broadcast": Collective(
+        method="Bcast",
         rooted=True,
         modes=("in",),
         units=lambda p: (1, 1),
@@ -248,6 +286,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: inputs.of(root, 0, count),
     ),
     "allgather": Collective(
+        method="Allgather",
         parts=True,
         units=lambda p: (1, p),
         factor=_all_but_own,
@@ -255,6 +294,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: _blocks_from_all(inputs, 0, count),
     ),
     "allgatherv": Collective(
+        method="Allgatherv",
         parts=True,
         modes=("out",),
         units=lambda p: (min(p, 2), p),
@@ -263,6 +303,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: _parts_from_all(inputs, count),
     ),
     "gather": Collective(
+        method="Gather",
         rooted=True,
         parts=True,
         units=lambda p: (1, p),
@@ -271,6 +312,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: _blocks_from_all(inputs, 0, count) if rank == root else None,
     ),
     "gatherv": Collective(
+        method="Gatherv",
         rooted=True,
         parts=True,
         modes=("out",),
@@ -280,6 +322,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: _parts_from_all(inputs, count) if rank == root else None,
     ),
     "scatter": Collective(
+        method="Scatter",
         rooted=True,
         parts=True,
         modes=("out",),
@@ -289,6 +332,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: inputs.of(root, rank * count, count),
     ),
     "scatterv": Collective(
+        method="Scatterv",
         rooted=True,
         parts=True,
         modes=("out",),
@@ -298,6 +342,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: inputs.of(root, *_part(count, inputs.size, rank)),
     ),
     "reduce_scatter": Collective(
+        method="Reduce_scatter_block",
         reduces=True,
         parts=True,
         units=lambda p: (p, 1),
@@ -306,6 +351,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: inputs.reduced(rank * count, count),
     ),
     "reduce_scatterv": Collective(
+        method="Reduce_scatter",
         reduces=True,
         parts=True,
         modes=("out",),
@@ -315,6 +361,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: inputs.reduced(*_part(count, inputs.size, rank)),
     ),
     "alltoall": Collective(
+        method="Alltoall",
         parts=True,
         units=lambda p: (p, p),
         factor=_all_but_own,
@@ -322,6 +369,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: _blocks_from_all(inputs, rank * count, count),
     ),
     "alltoallv": Collective(
+        method="Alltoallv",
         parts=True,
         modes=("out",),
         units=lambda p: (p, p),
@@ -330,6 +378,7 @@ COLLECTIVES = {
         expected=lambda inputs, rank, root, count: _parts_to(inputs, rank, count),
     ),
     "scan": Collective(
+        method="Scan",
         reduces=True,
         averages=False,
         units=lambda p: (1, 1),
@@ -339,6 +388,7 @@ COLLECTIVES = {
     ),
     # The first rank receives nothing.
     "exscan": Collective(
+        method="Exscan",
         reduces=True,
         averages=False,
         units=lambda p: (1, 1),
@@ -346,8 +396,28 @@ COLLECTIVES = {
         call=_exscan,
         expected=lambda inputs, rank, root, count: inputs.reduced(0, count, rank) if rank else None,
     ),
+    # As alltoallv, but each part with its own datatype: that of bytes.
+    "alltoallw": Collective(
+        method="Alltoallw",
+        parts=True,
+        modes=("out",),
+        units=lambda p: (p, p),
+        factor=_all_but_own,
+        call=_alltoallw,
+        expected=lambda inputs, rank, root, count: _parts_to(inputs, rank, count),
+    ),
+    # It moves no data: its rows have size 0, and there is nothing to check.
+    "barrier": Collective(
+        method="Barrier",
+        modes=("out",),
+        units=lambda p: (0, 0),
+        factor=lambda p: 0.0,
+        call=_barrier,
+        expected=lambda inputs, rank, root, count: None,
+    ),
     # Each rank sends to the next and receives from the one before.
     "sendrecv": Collective(
+        method="Sendrecv",
         modes=("out",),
         units=lambda p: (1, 1),
         factor=lambda p: 1.0,

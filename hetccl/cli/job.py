@@ -209,12 +209,15 @@ def ranks_of_host(comm):
     return nranks
 
 
+def rank_of_host(comm):
+    """This rank's number among those of an MPI communicator on this host. Collective."""
+    node = comm.Split_type(_mpi().COMM_TYPE_SHARED)
+    rank = node.rank
+    node.Free()
+    return rank
+
+
 def memory_available(proc=topology.ROOTS.proc):
     """Bytes that this host can still give to programs. Source: proc(5), meminfo."""
     lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
     return next(int(words[1]) for words in lines if words[0] == "MemAvailable:") * 1024
-
-
-def path_text(settings):
-    """One line on how bytes travel."""
-    return f"shared memory of one host, single copy {settings.single_copy}, algorithm {settings.algorithm}"

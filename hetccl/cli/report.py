@@ -2,138 +2,197 @@
 
 import csv
 import json
+import os
 import shlex
 import sys
+import time
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 
-from hetccl import topology
-from hetccl.cli import job
+from hetccl.cli import gpu, job, network
 from hetccl.cli.collectives import COLLECTIVES
+from hetccl.cli.points import POINTS
 
 MODES = ("out_place", "in_place")
-# (title, unit, width) of the columns of one mode; the last two only with --compare.
+BENCHMARKS = {**COLLECTIVES, **POINTS}
+# (title, unit, width) of the columns of one mode.
 COLUMNS = (("time", "(us)", 10), ("algbw", "(GB/s)", 8), ("busbw", "(GB/s)", 8), ("#wrong", "", 7))
-PEER_COLUMNS = (("mpi4py", "(us)", 10), ("ratio", "", 7))
 ROW_COLUMNS = (("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 9), ("redop", "", 6), ("root", "", 5))
+FIELDS = ("us", "min_us", "p95_us", "algbw", "busbw", "wrong", "ratio")
+KEYS = ("collective", "datatype", "op", "root", "ranks")
 
 
-def header(args, world, ours):
-    """What the numbers depend on, as a dictionary of plain values. Collective."""
+def header(args, world, ours, memory):
+    """What the numbers depend on, as a dictionary of plain values. Collective.
+
+    ours : hetccl.Comm     memory : of this rank, see memory.py
+    """
     settings, _ = job.settings()
-    members = world.allgather(topology.local(settings))
     mpi = job.describe_mpi()
+    memories = world.allgather(memory.text)
+    sights = world.allgather(gpu.sight(settings))
+    ways = _ways(world, ours, settings)
     return {
         "command": shlex.join(["python", "-m", "hetccl", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
         "versions": f"{job.versions()}, NumPy {np.__version__}",
         "mpi": f"{mpi.library} through mpi4py {mpi.mpi4py}",
+        "machine": f"{_processor()}, load {os.getloadavg()[0]:.1f} before",
         "ranks": world.size,
-        "members": job.island_lines(members),
-        "path": job.path_text(settings),
+        "islands": [list(island.ranks) for island in ours.islands],
+        "members": job.island_lines(ours.members),
+        "memory": _by_rank(memories),
+        "paths": [
+            *_by_rank(ways["texts"]),
+            *_device_paths(ours, sights, memories),
+            f"single copy {settings.single_copy}, algorithm {settings.algorithm}",
+        ],
+        "limits": ways["limits"],
         "warmup": args.warmup,
         "iters": args.iters,
         "collective": args.collective,
         "datatype": args.datatype,
-        "op": args.op if COLLECTIVES[args.collective].reduces else "none",
-        "root": args.root if COLLECTIVES[args.collective].rooted else -1,
+        "op": args.op if BENCHMARKS[args.collective].reduces else "none",
+        "root": args.root if BENCHMARKS[args.collective].rooted else -1,
+        "check": args.check,
+        "peers": [],
+        "absent": {},
     }
 
 
-def head_text(header, args):
+def head_text(header):
     """The lines above the first row."""
-    columns = COLUMNS + PEER_COLUMNS if args.compare else COLUMNS
-    width = sum(column[2] for column in columns)
+    width = sum(column[2] for column in _columns(header))
     left = sum(column[2] for column in ROW_COLUMNS)
+    titles = (*ROW_COLUMNS, *_columns(header) * 2)
     lines = [
         f"# {header['versions']}",
         f"# {header['mpi']}",
-        f"# {job.plural(header['ranks'], 'rank')}",
+        f"# {job.plural(header['ranks'], 'rank')}; {header['machine']}",
         *(f"# {line}" for line in header["members"]),
-        f"# path: {header['path']}",
+        *(f"# buffers: {line}" for line in header["memory"]),
+        *(f"# path: {line}" for line in header["paths"]),
+        *(f"# {name} does not take part: {why}" for name, why in header["absent"].items()),
         f"# {header['command']}",
-        f"# time: median of {args.iters} after {args.warmup}, slowest rank"
-        + (f"; ratio: hetccl / {args.compare}, which take turns" if args.compare else ""),
+        f"# time: median of {header['iters']} after {header['warmup']}, slowest rank"
+        + ("; ratio: hetccl's time / that one's, which take turns" if header["peers"] else ""),
         "#",
         "#" + " " * (left - 1) + "out-of-place".center(width) + "in-place".center(width),
-        "#" + _cells([(c[0], c[2]) for c in ROW_COLUMNS + columns * 2])[1:],
-        "#" + _cells([(c[1], c[2]) for c in ROW_COLUMNS + columns * 2])[1:],
+        "#" + _cells([(c[0], c[2]) for c in titles])[1:],
+        "#" + _cells([(c[1], c[2]) for c in titles])[1:],
     ]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def row_text(row, args):
-    """One row."""
-    collective = COLLECTIVES[args.collective]
-    op = args.op if collective.reduces else "none"
-    root = args.root if collective.rooted else -1
-    values = [row.nbytes, row.count, args.datatype, op, root]
+def row_text(row, header):
+    """One row. row : measure.Row"""
+    values = [row.nbytes, row.count, header["datatype"], header["op"], header["root"]]
     cells = list(zip(values, (column[2] for column in ROW_COLUMNS), strict=True))
     for mode in MODES:
-        cells += _mode_cells(getattr(row, mode), args.compare)
+        cells += _mode_cells(getattr(row, mode), header)
     return _cells(cells)
 
 
 def foot_text(rows):
-    """The lines below the last row."""
-    results = [result for row in rows for result in row.results()]
-    lines = [f"# average bus bandwidth: {np.mean([result.ours.busbw for result in results]):.3f} GB/s"]
-    checked = [result.wrong for result in results if result.wrong is not None]
-    if checked:
-        wrong = sum(checked)
-        lines.append(f"# wrong elements: {wrong}{' FAILED' if wrong else ' OK'}")
-    ratios = [result.ratio for result in results if result.ratio is not None]
-    if ratios:
-        mean = np.exp(np.mean(np.log(ratios)))
-        lines.append(f"# time / mpi4py's: geometric mean {mean:.2f}, worst {max(ratios):.2f}")
+    """The lines below the last row. rows : list of measure.Row"""
+    results = [timings for row in rows for timings in row.modes()]
+    lines = [f"# average bus bandwidth: {np.mean([timings['hetccl'].busbw for timings in results]):.3f} GB/s"]
+    for name in results[0]:
+        found = [timings[name] for timings in results if name in timings]
+        checked = [timing.wrong for timing in found if timing.wrong is not None]
+        if checked and (name == "hetccl" or sum(checked)):
+            of = "" if name == "hetccl" else f" of {name}"
+            lines.append(f"# wrong elements{of}: {sum(checked)}{' FAILED' if sum(checked) else ' OK'}")
+        ratios = [timing.ratio for timing in found if timing.ratio is not None]
+        if ratios:
+            mean = np.exp(np.mean(np.log(ratios)))
+            lines.append(f"# time / that of {name}: geometric mean {mean:.2f}, worst {max(ratios):.2f}")
     return "\n".join(lines)
 
 
-def write(args, header, rows):
+def page(header, rows):
+    """What --json writes and --plot draws, as plain values."""
+    return {"header": header, "rows": [asdict(row) for row in rows]}
+
+
+def write(args, page):
     """Write --json and --csv. Raises OSError."""
     if args.json:
-        args.json.write_text(json.dumps({"header": header, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+        args.json.write_text(json.dumps(page, indent=1) + "\n")
     if args.csv:
         with args.csv.open("w", newline="") as file:
             writer = csv.writer(file)
-            fields = (
-                "us",
-                "min_us",
-                "p95_us",
-                "algbw",
-                "busbw",
-                "wrong",
-                "peer_us",
-                "peer_min_us",
-                "peer_p95_us",
-                "ratio",
-            )
-            writer.writerow(["collective", "datatype", "op", "root", "ranks", "nbytes", "count", "mode", *fields])
-            for row in rows:
+            writer.writerow([*KEYS, "nbytes", "count", "mode", "library", *FIELDS])
+            for row in page["rows"]:
                 for mode in MODES:
-                    if getattr(row, mode):
-                        writer.writerow(_record(header, row, mode))
+                    for name, timing in (row[mode] or {}).items():
+                        key = [page["header"][field] for field in KEYS]
+                        values = [timing[field] for field in FIELDS]
+                        writer.writerow([*key, row["nbytes"], row["count"], mode, name, *values])
 
 
-def _record(header, row, mode):
-    result = getattr(row, mode)
-    ours, peer = result.ours, result.peer
-    key = [header[name] for name in ("collective", "datatype", "op", "root", "ranks")]
-    times = [ours.us, ours.min_us, ours.p95_us, ours.algbw, ours.busbw, result.wrong]
-    against = [peer.us, peer.min_us, peer.p95_us, result.ratio] if peer else [None] * 4
-    return [*key, row.nbytes, row.count, mode, *times, *against]
+def _processor():
+    """The processor's name, and how many cores the host has."""
+    lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    names = [value.strip() for key, _, value in lines if key.strip() == "model name"]
+    return f"{names[0] if names else 'processor without a name'}, {job.plural(os.cpu_count() or 1, 'core')}"
 
 
-def _mode_cells(result, compare):
-    columns = COLUMNS + PEER_COLUMNS if compare else COLUMNS
-    widths = [column[2] for column in columns]
-    if result is None:
+def _ways(world, ours, settings):
+    """{"texts": each rank's ways to the others, "limits": of the networks they take}. Collective."""
+    seen = network.sight(world.rank, ours.members, settings)
+    cards = world.allgather(seen.card)
+    found = [] if seen.trouble else network.ways(world.rank, ours.members, cards, settings)
+    lines = [check.text for check in network.way_checks(world.rank, found, world.size <= network.DETAILED_RANKS)]
+    kinds = {way["kind"] for way in found}
+    limits = {}
+    if "verbs" in kinds and not isinstance(seen.card["verbs"], str):
+        most = max(len(way["rails"]) for way in found)
+        limits[f"{job.plural(most, 'rail')} of a rank"] = sum(card["speed"] for card in seen.card["verbs"][:most]) / 8
+    if "tcp" in kinds and not isinstance(seen.card["tcp"], str):
+        limits["network interface"] = max(entry["speed"] or 0 for entry in seen.card["tcp"]["addresses"]) / 8000
+    every = world.allgather(({name: speed for name, speed in limits.items() if speed}, lines))
+    names = sorted({name for limits, _ in every for name in limits})
+    slowest = {name: min(limits[name] for limits, _ in every if name in limits) for name in names}
+    return {"texts": ["; ".join(lines) for _, lines in every], "limits": slowest}
+
+
+def _device_paths(ours, sights, memories):
+    """Who runs calls on GPU buffers, in doctor's words; nothing where all buffers are the host's."""
+    if not any(sight.devices for sight in sights) or all(text.startswith("host") for text in memories):
+        return []
+    return [f"{check.name}: {check.text}" for check in gpu.job_checks(ours.members, sights, True)]
+
+
+def _by_rank(texts):
+    """Each text once, with the ranks whose it is; the ranks are left out where all say the same."""
+    ranks = {}
+    for rank, text in enumerate(texts):
+        ranks.setdefault(text, []).append(rank)
+    whole = len(ranks) == 1
+    return [text if whole else f"{job.ranks_text(those)}: {text}" for text, those in ranks.items() if text]
+
+
+def _columns(header):
+    columns = list(COLUMNS)
+    for name in header["peers"]:
+        columns += [(name, "(us)", max(10, len(name) + 2)), ("ratio", "", 7)]
+    return tuple(columns)
+
+
+def _mode_cells(timings, header):
+    widths = [column[2] for column in _columns(header)]
+    if timings is None:
         return [("N/A", width) for width in widths]
-    ours = result.ours
-    wrong = "N/A" if result.wrong is None else result.wrong
+    ours = timings["hetccl"]
+    wrong = "N/A" if ours.wrong is None else ours.wrong
     values = [f"{ours.us:.2f}", f"{ours.algbw:.3f}", f"{ours.busbw:.3f}", wrong]
-    if compare:
-        values += [f"{result.peer.us:.2f}", f"{result.ratio:.2f}"]
+    for name in header["peers"]:
+        timing = timings.get(name)
+        ratio = None if timing is None else timing.ratio
+        values += ["N/A" if timing is None else f"{timing.us:.2f}", "N/A" if ratio is None else f"{ratio:.2f}"]
     return list(zip(values, widths, strict=True))
 
 

@@ -126,6 +126,9 @@ def _array_class(kind):
             assert mine.flags.c_contiguous and mine.nbytes == nbytes
             self.raw.memory.copy(mine.ctypes.data, other.values.ctypes.data, nbytes, self.raw.device)
 
+        def __len__(self):
+            return len(self.values)
+
         def reshape(self, *shape):
             return Array(self.raw, self.values.reshape(*shape))
 

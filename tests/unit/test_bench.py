@@ -1,59 +1,119 @@
-"""`bench`: options are refused before anything runs; its numbers and its checks hold."""
+"""`bench`: options are refused before anything runs; its numbers and its checks hold.
+
+What runs under mpirun, all collectives and messages and an error planted in each of them, is in test_bench_jobs.py.
+"""
 
 import csv
+import functools
 import json
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from command import COMMAND, hetccl
+from command import COMMAND, ROOT, hetccl
 
 import launch
-from hetccl.cli import bench, report
+from hetccl.cli import bench, points, report
 from hetccl.cli.collectives import COLLECTIVES, PERIOD, Inputs, Side
-from hetccl.cli.measure import Bench, Result, Row, Timing
+from hetccl.cli.measure import Bench, Row, Timing
+from hetccl.cli.points import POINTS
 
 needs_mpirun = pytest.mark.skipif(not launch.launchers(), reason="no mpirun beside this interpreter or in PATH")
 
 # Options
 
 
-@pytest.mark.parametrize("text, nbytes", [("8", 8), ("1K", 1024), ("64k", 65536), ("3M", 3 << 20), ("2G", 2 << 30)])
+@pytest.mark.parametrize(
+    "text, nbytes",
+    [
+        *(("8", 8), ("8B", 8), ("1K", 1024), ("64k", 65536), ("3M", 3 << 20), ("2G", 2 << 30)),
+        *(("1KiB", 1024), ("64MiB", 64 << 20), ("1gib", 1 << 30)),
+    ],
+)
 def test_sizes(text, nbytes):
     assert bench.parse_size(text) == nbytes
 
 
-@pytest.mark.parametrize(
-    "arguments, named",
-    [
-        ("allreduce -b 8X", "8X"),
-        ("allreduce -b -8", "-b"),
-        ("allreduce -b 0", "'0'"),
-        ("allreduce -b 1.5K", "1.5K"),
-        ("allreduce -b 2K -e 1K", "minbytes"),
-        ("allreduce -f 1", "-f"),
-        ("allreduce -f nan", "nan"),
-        ("allreduce -n 0", "-n"),
-        ("allreduce -w -1", "-w"),
-        ("allreduce -n x", "'x'"),
-        ("allreduce -d float", "float"),
-        ("allreduce -o mean", "mean"),
-        ("alltoal", "alltoal"),
-        ("allreduce --compare nccl", "nccl"),
-        ("allreduce --compare mpi4py -o avg", "average"),
-        ("scan -o avg", "average"),
-        ("allreduce --compare mpi4py -d float16", "float16"),
-        ("allreduce --json /nowhere/x.json", "/nowhere/x.json"),
-        ("allreduce --csv /", "/"),
-        ("reduce -r 1", "--root"),
-        ("allreduce -e 1000000G", "MiB"),
-    ],
-)
+BAD_OPTIONS = [
+    ("allreduce -b 8X", "8X"),
+    ("allreduce -b -8", "-b"),
+    ("allreduce -b 0", "'0'"),
+    ("allreduce -b 1.5K", "1.5K"),
+    ("allreduce -b 1KB", "1KB"),
+    ("allreduce -b 1T", "1T"),
+    ("allreduce -b K", "'K'"),
+    ("allreduce -e 99999999999999999999", "-e"),
+    ("allreduce -b 2K -e 1K", "minbytes"),
+    ("allreduce -f 1", "-f"),
+    ("allreduce -f nan", "nan"),
+    ("allreduce -n 0", "-n"),
+    ("allreduce -w -1", "-w"),
+    ("allreduce -n x", "'x'"),
+    ("allreduce -d float", "float"),
+    ("allreduce -o mean", "mean"),
+    ("alltoal", "alltoal"),
+    ("allreduce --compare nccl", "nccl"),
+    ("allreduce --compare mpi4py,mpi4py", "mpi4py,mpi4py"),
+    ("allreduce --compare all,mpi4py", "all,mpi4py"),
+    ("allreduce --compare cupy", "cupy does not take buffers in host memory"),
+    ("allreduce --compare mpi4py -o avg", "average"),
+    ("alltoallw --compare torch-gloo", "Alltoallw"),
+    ("allreduce --memory gpu", "gpu"),
+    ("allreduce --memory hip", "no hip buffers"),
+    ("allreduce -n 1000001", "-n"),
+    ("allreduce -f 1e7", "-f"),
+    ("latency", "two ranks"),
+    ("scan -o avg", "average"),
+    ("allreduce --compare mpi4py -d float16", "float16"),
+    ("allreduce --json /nowhere/x.json", "/nowhere/x.json"),
+    ("allreduce --csv /", "/"),
+    ("allreduce --csv /dev/null/x.csv", "/dev/null/x.csv"),
+    ("allreduce --json x.out --csv x.out", "x.out"),
+    ("allreduce --plot x.gif", "x.gif"),
+    ("reduce -r 1", "--root"),
+    ("allreduce -e 1000000G", "MiB"),
+]
+
+
+@functools.cache
+def refusals():
+    """{arguments: [exit status, stdout, stderr]} of all that is refused, in one process: starting one takes longest."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/unit/prog_bench_refused.py", *(arguments for arguments, _ in BAD_OPTIONS)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("arguments, named", BAD_OPTIONS)
 def test_bad_options_are_refused_before_the_run(arguments, named):
-    done = hetccl("bench", *arguments.split())
-    assert done.returncode == 2
-    assert named in done.stderr.splitlines()[-1] and "error:" in done.stderr.splitlines()[-1]
-    assert done.stdout == ""
+    status, stdout, stderr = refusals()[arguments]
+    assert status == 2
+    assert named in stderr.splitlines()[-1] and "error:" in stderr.splitlines()[-1]
+    assert stdout == ""
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "--plot"])
+def test_an_existing_file_is_not_overwritten(tmp_path, option):
+    path = tmp_path / "kept.svg"
+    path.write_text("mine")
+    done = hetccl("bench", "allreduce", "-e", "8", option, path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"{path} exists" in done.stderr or (option == "--plot" and "matplotlib is not installed" in done.stderr)
+    assert path.read_text() == "mine"
+
+
+def test_refused_files_leave_nothing(tmp_path):
+    done = hetccl("bench", "allreduce", "-e", "8", "--json", tmp_path / "a.json", "--csv", tmp_path / "no" / "b.csv")
+    assert done.returncode == 2 and str(tmp_path / "no" / "b.csv") in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -64,6 +124,8 @@ def test_bad_options_are_refused_before_the_run(arguments, named):
         ("allgather", 8, 64, 2, [1, 2, 4]),
         ("alltoall", 16, 100, 4, [1, 4]),
         ("allreduce", 40, 100, 1.5, [10, 15, 22]),
+        ("bandwidth", 8, 32, 2, [2, 4, 8]),
+        ("barrier", 8, 64, 2, [1]),
     ],
 )
 def test_row_counts(collective, lowest, highest, factor, counts):
@@ -92,6 +154,11 @@ REFERENCE = {
     "alltoallv": lambda ins, rank, root, n, reduce: np.concatenate(
         [np.split(ins[r], np.cumsum([parts(n)[(r + peer) % 3] for peer in range(3)]))[rank] for r in range(3)]
     ),
+    "alltoallw": lambda ins, rank, root, n, reduce: REFERENCE["alltoallv"](ins, rank, root, n, reduce),
+    "barrier": lambda ins, rank, root, n, reduce: None,
+    "latency": lambda ins, rank, root, n, reduce: {0: ins[2][:n], 2: ins[0][:n]}.get(rank),
+    "bidirectional": lambda ins, rank, root, n, reduce: {0: ins[2][:n], 2: ins[0][:n]}.get(rank),
+    "bandwidth": lambda ins, rank, root, n, reduce: ins[0][:n] if rank == 2 else None,
     "scan": lambda ins, rank, root, n, reduce: reduce(ins[: rank + 1])[:n],
     "exscan": lambda ins, rank, root, n, reduce: reduce(ins[:rank])[:n] if rank else None,
 }
@@ -103,13 +170,13 @@ def parts(n):
 
 
 @pytest.mark.parametrize("count", [1, 7, PERIOD // 2 + 1])
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("name", report.BENCHMARKS)
 def test_expected_results(name, count):
     size, root = 3, 1
     inputs = Inputs(np.dtype("float32"), "sum", size)
     whole = np.array([inputs.of(rank, 0, size * count) for rank in range(size)])
     for rank in range(size):
-        got = COLLECTIVES[name].expected(inputs, rank, root, count)
+        got = report.BENCHMARKS[name].expected(inputs, rank, root, count)
         want = REFERENCE[name](whole, rank, root, count, lambda ins: ins.sum(axis=0))
         np.testing.assert_array_equal(got, want)
 
@@ -133,29 +200,70 @@ def test_reductions_are_exact_in_every_dtype(op, dtype):
     assert not np.array_equal(exact[0], exact[1])
 
 
-@pytest.mark.parametrize(
-    "name, factor",
-    [
-        ("allreduce", 1.5),
-        ("reduce", 1),
-        ("broadcast", 1),
-        ("allgather", 0.75),
-        ("reduce_scatter", 0.75),
-        ("alltoall", 0.75),
-        ("sendrecv", 1),
-        ("gather", 0.75),
-        ("scatter", 0.75),
-        ("allgatherv", 0.75),
-        ("gatherv", 0.75),
-        ("scatterv", 0.75),
-        ("reduce_scatterv", 0.75),
-        ("alltoallv", 0.75),
-        ("scan", 1),
-        ("exscan", 1),
-    ],
-)
-def test_bus_bandwidth_factor_of_four_ranks(name, factor):
-    assert COLLECTIVES[name].factor(4) == factor
+# Bus bandwidth by algorithm bandwidth on 2, 3, 4 and 8 ranks, worked out by hand from nccl-tests' doc/PERFORMANCE.md:
+# "AllReduce: * 2(n-1)/n, ReduceScatter: * (n-1)/n, AllGather: * (n-1)/n, Broadcast: * 1, Reduce: * 1", and from its
+# sources for those that it says nothing of (gather, scatter, alltoall: (n-1)/n; sendrecv: 1). The rest is MPI's alone.
+ALL_BUT_OWN = (1 / 2, 2 / 3, 3 / 4, 7 / 8)
+ONES = (1, 1, 1, 1)
+FACTORS = {
+    "allreduce": (1, 4 / 3, 3 / 2, 7 / 4),
+    **dict.fromkeys(["reduce_scatter", "allgather", "alltoall", "gather", "scatter"], ALL_BUT_OWN),
+    **dict.fromkeys(["reduce_scatterv", "allgatherv", "alltoallv", "alltoallw", "gatherv", "scatterv"], ALL_BUT_OWN),
+    **dict.fromkeys(["reduce", "broadcast", "sendrecv", "scan", "exscan"], ONES),
+    **dict.fromkeys(["latency", "bandwidth", "bidirectional"], ONES),
+    "barrier": (0, 0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", report.BENCHMARKS)
+def test_bus_bandwidth_factors(name):
+    assert [report.BENCHMARKS[name].factor(p) for p in (2, 3, 4, 8)] == pytest.approx(FACTORS[name], rel=1e-12)
+
+
+class Silent:
+    """A communicator on which nothing is called: its times are given by hand."""
+
+    rank = 0
+
+    def __init__(self, size):
+        self.size = size
+
+
+# (name, ranks, elements in a row, bytes of its size) of int32: the larger buffer of a rank, as nccl-tests print it.
+SIZES = [
+    ("allreduce", 4, 100, 400),
+    ("broadcast", 4, 100, 400),
+    ("reduce", 4, 100, 400),
+    ("allgather", 4, 100, 1600),
+    ("reduce_scatter", 4, 100, 1600),
+    ("alltoall", 4, 100, 1600),
+    ("gather", 4, 100, 1600),
+    ("scatter", 4, 100, 1600),
+    ("sendrecv", 4, 100, 400),
+    ("latency", 2, 100, 400),
+]
+
+
+@pytest.mark.parametrize("name, ranks, count, nbytes", SIZES)
+def test_sizes_and_bandwidths(name, ranks, count, nbytes):
+    benchmark = report.BENCHMARKS[name]
+    stopwatch = Bench(benchmark, Silent(ranks), [Side(None, None, None)], np.dtype("int32"), "sum", 0, [count])
+    assert count * 4 * max(stopwatch.send_units, stopwatch.recv_units) == nbytes
+    timing = stopwatch._timing(np.array([2e-6, 4e-6, 100e-6]), nbytes, stopwatch.sides[0])
+    assert (timing.us, timing.min_us) == pytest.approx((4, 2))
+    assert timing.algbw == pytest.approx(nbytes / 4e-6 / 1e9)
+    assert timing.busbw == pytest.approx(timing.algbw * FACTORS[name][(2, 3, 4, 8).index(ranks)])
+
+
+def test_two_way_bandwidth_counts_both_ways():
+    stopwatch = Bench(POINTS["bidirectional"], Silent(2), [Side(None, None, None)], np.dtype("int32"), None, 0, [100])
+    timing = stopwatch._timing(np.array([4e-6]), 400, stopwatch.sides[0])
+    assert timing.algbw == timing.busbw == pytest.approx(800 / 4e-6 / 1e9)
+
+
+@pytest.mark.parametrize("nbytes, wanted", [(8, 64), (1 << 20, 64), (2 << 20, 32), (1 << 30, 2)])
+def test_windows(nbytes, wanted):
+    assert points.window(nbytes) == wanted
 
 
 # The stopwatch, on one rank and a communicator of ours
@@ -172,7 +280,7 @@ class OneRank:
 
     def Allreduce(self, send, recv, op):
         self.calls += 1
-        if send is not None:
+        if send is not ...:
             recv[:] = send
         self.damage(recv)
 
@@ -191,8 +299,8 @@ def test_times_are_the_slowest_ranks_median():
             return [np.array([[1.0, 5.0, 2.0]]), np.array([[3.0, 4.0, 1.0]])]
 
     comm = TwoRanks()
-    stopwatch = Bench(COLLECTIVES["allreduce"], comm, [Side(comm, None, None)], np.dtype("int32"), "sum", 0, 8)
-    ours = stopwatch.row(8, warmup=0, iters=3, check=False).out_place.ours
+    stopwatch = Bench(COLLECTIVES["allreduce"], comm, [Side(comm, None, ...)], np.dtype("int32"), "sum", 0, [8])
+    ours = stopwatch.row(8, warmup=0, iters=3, check=False).out_place["hetccl"]
     assert (ours.us, ours.min_us) == (3e6, 2e6)
     assert ours.algbw == ours.busbw == 32 / 3 / 1e9
 
@@ -204,19 +312,20 @@ def spoil_last(result):
 @pytest.mark.parametrize("damage, wrong", [(lambda result: None, 0), (spoil_last, 1)])
 def test_wrong_elements_are_counted(damage, wrong):
     comm = OneRank(damage)
-    stopwatch = Bench(COLLECTIVES["allreduce"], comm, [Side(comm, None, None)], np.dtype("int32"), "sum", 0, 100)
+    stopwatch = Bench(COLLECTIVES["allreduce"], comm, [Side(comm, None, ...)], np.dtype("int32"), "sum", 0, [100])
     row = stopwatch.row(50, warmup=2, iters=3, check=True)
     assert (row.nbytes, row.count) == (200, 50)
-    assert [result.wrong for result in row.results()] == [wrong, wrong]
+    assert [row.out_place["hetccl"].wrong, row.in_place["hetccl"].wrong] == [wrong, wrong]
+    assert row.wrong() == 2 * wrong
     assert comm.calls == 2 * (2 + 3 + 1)
 
 
 def test_a_call_that_does_nothing_is_wrong():
     comm = OneRank()
     comm.Allreduce = lambda send, recv, op: None
-    stopwatch = Bench(COLLECTIVES["allreduce"], comm, [Side(comm, None, None)], np.dtype("int32"), "sum", 0, 100)
+    stopwatch = Bench(COLLECTIVES["allreduce"], comm, [Side(comm, None, ...)], np.dtype("int32"), "sum", 0, [100])
     row = stopwatch.row(100, warmup=0, iters=1, check=True)
-    assert row.out_place.wrong == 100
+    assert row.out_place["hetccl"].wrong == 100
 
 
 def test_the_libraries_take_turns():
@@ -225,37 +334,72 @@ def test_the_libraries_take_turns():
     for name in "AB":
         comm = OneRank()
         comm.Allreduce = lambda send, recv, op, name=name: order.append(name)
-        sides.append(Side(comm, None, None))
-    stopwatch = Bench(COLLECTIVES["allreduce"], OneRank(), sides, np.dtype("int32"), "sum", 0, 8)
+        sides.append(Side(comm, None, ..., name=name))
+    stopwatch = Bench(COLLECTIVES["allreduce"], OneRank(), sides, np.dtype("int32"), "sum", 0, [8])
     row = stopwatch.row(8, warmup=0, iters=4, check=False)
     assert "".join(order) == "ABBAABBA" * 2
-    assert row.out_place.wrong is None
-    assert row.out_place.ratio == row.out_place.ours.us / row.out_place.peer.us
+    assert row.out_place["A"].wrong is None
+    assert row.out_place["A"].ratio is None
+    assert row.out_place["B"].ratio == row.out_place["A"].us / row.out_place["B"].us
 
 
-def timing(us):
-    return Timing(us, us / 2, 2 * us, 1.0, 1.5)
+def test_a_peer_that_raises_is_dropped_with_its_words():
+    def refuse(send, recv, op):
+        raise RuntimeError("no such thing\nmore")
+
+    able, unable = OneRank(), OneRank()
+    unable.Allreduce = refuse
+    sides = [Side(able, None, None), Side(unable, None, None, name="B"), Side(able, None, None, name="C")]
+    stopwatch = Bench(COLLECTIVES["allreduce"], OneRank(), sides, np.dtype("int32"), "sum", 0, [8])
+    assert stopwatch.drop_unable(8) == {"B": "RuntimeError: no such thing"}
+    assert [side.name for side in stopwatch.sides] == ["hetccl", "C"]
 
 
-def args(**values):
-    return SimpleNamespace(**{"collective": "allreduce", "datatype": "float32", "op": "sum", "root": 0, **values})
+def timing(us, **more):
+    return Timing(us, us / 2, 2 * us, 1.0, 1.5, **more)
 
 
-def test_columns_line_up():
-    header = {"versions": "v", "mpi": "m", "ranks": 2, "members": [], "path": "p", "command": "c"}
-    row = Row(67108864, 16777216, Result(timing(123456.78), timing(5.0), 999.99, 0), None)
-    for compare in (None, "mpi4py"):
-        options = args(compare=compare, iters=1, warmup=0)
-        titles = report.head_text(header, options).splitlines()[-2]
-        values = report.row_text(row, options)
-        assert len(titles) == len(values)
-        assert len(titles.lstrip("#").split()) == len(values.split())
+HEADER = {
+    "versions": "v",
+    "mpi": "m",
+    "machine": "c",
+    "ranks": 2,
+    "members": [],
+    "memory": [],
+    "paths": [],
+    "peers": [],
+    "command": "c",
+    "iters": 1,
+    "warmup": 0,
+    "absent": {},
+    "datatype": "float32",
+    "op": "sum",
+    "root": -1,
+}
+
+
+@pytest.mark.parametrize("peers", [[], ["mpi4py"], ["mpi4py", "mpi4py-staged", "copy"]])
+def test_columns_line_up(peers):
+    header = HEADER | {"peers": peers}
+    timings = {"hetccl": timing(123456.78, wrong=0), **{name: timing(5.0, ratio=999.99) for name in peers}}
+    row = Row(67108864, 16777216, timings, None)
+    titles = report.head_text(header).splitlines()[-2]
+    values = report.row_text(row, header)
+    assert len(titles) == len(values)
+    assert len(titles.lstrip("#").split()) == len(values.split())
+
+
+def test_the_head_names_who_is_missing():
+    header = HEADER | {"absent": {"torch-gloo": "PyTorch: No module named 'torch'"}}
+    assert "# torch-gloo does not take part: PyTorch: No module named 'torch'" in report.head_text(header)
 
 
 def test_foot_tells_wrong_and_ratio():
-    rows = [Row(8, 2, Result(timing(2), timing(4), 0.5, 0), Result(timing(8), timing(4), 2.0, 3))]
-    text = report.foot_text(rows)
+    slow = {"hetccl": timing(2, wrong=0), "mpi4py": timing(4, ratio=0.5, wrong=0)}
+    quick = {"hetccl": timing(8, wrong=3), "mpi4py": timing(4, ratio=2.0, wrong=7), "copy": timing(1)}
+    text = report.foot_text([Row(8, 2, slow, quick)])
     assert "wrong elements: 3 FAILED" in text
+    assert "wrong elements of mpi4py: 7 FAILED" in text
     assert "geometric mean 1.00, worst 2.00" in text
     assert "average bus bandwidth: 1.500" in text
 
@@ -274,37 +418,19 @@ def test_bench_without_mpirun(tmp_path):
     assert [row["nbytes"] for row in page["rows"]] == [int(row[0]) for row in rows]
     records = list(csv.DictReader(written[1].open()))
     assert len(records) == 2 * len(rows)
+    assert {record["library"] for record in records} == {"hetccl"}
+    again = hetccl("bench", "allreduce", "-e", "8", "-n", "1", "--json", written[0], "--force")
+    assert again.returncode == 0 and len(json.loads(written[0].read_text())["rows"]) == 1
     assert {record["wrong"] for record in records} == {"0"}
 
 
-@needs_mpirun
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_bench_under_mpirun(name):
-    arguments = [
-        "bench",
-        name,
-        "-b",
-        "4",
-        "-e",
-        "256K",
-        "-f",
-        "16",
-        "-n",
-        "3",
-        "-w",
-        "1",
-        "-r",
-        "1",
-        "--compare",
-        "mpi4py",
-    ]
-    done = launch.mpirun(3, COMMAND, *arguments, timeout=120, check=False)
-    assert done.returncode == 0, done.report()
-    assert done.stdout[1:] == ("", "")
-    rows = [line.split() for line in done.stdout[0].splitlines() if not line.startswith("#")]
-    assert len(rows) == 5
-    assert {row[8] for row in rows} | {row[14] for row in rows} <= {"0", "N/A"}
-    assert "wrong elements: 0 OK" in done.stdout[0]
+def test_a_missing_peer_is_named(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('made to be missing')\n")
+    done = hetccl("bench", "allreduce", "-e", "8", "-n", "1", "--compare", "torch-gloo,mpi4py", path=[tmp_path])
+    assert done.returncode == 0, done.stderr
+    assert "# torch-gloo does not take part: PyTorch: made to be missing" in done.stdout.splitlines()
+    assert "# time / that of mpi4py: geometric mean" in done.stdout
 
 
 @needs_mpirun

@@ -1,0 +1,170 @@
+"""Where bench's buffers are: host memory, or a GPU's through CuPy or PyTorch, whichever the rank has.
+
+A memory makes one-dimensional arrays of its library (`array`), copies values into them (`put`) and out (`get`), fills
+their bytes (`fill`), waits for the work of the stream that calls are queued on (`wait`), and copies as many bytes as an
+array has (`copy`). The libraries are imported when a memory is made, never by hetccl itself.
+"""
+
+import importlib
+
+import numpy as np
+
+KINDS = ("host", "cuda", "hip")
+# What results are written over: no element of a result has such bytes.
+POISON = 0x5A
+
+
+class MemoryMissing(Exception):
+    """This rank cannot have such buffers; the message says why."""
+
+
+class Host:
+    """NumPy's arrays."""
+
+    kind = "host"
+    text = "host memory (NumPy)"
+
+    def array(self, values):
+        """values : ndarray. Returns an array with a copy of them."""
+        return np.array(values)
+
+    def put(self, array, values):
+        """Overwrite an array with the values of an ndarray."""
+        array[:] = values
+
+    def get(self, array):
+        """The values, as an ndarray, when all that was queued is done."""
+        return array
+
+    def fill(self, array, byte):
+        """Set all bytes of an array."""
+        array.view(np.uint8).fill(byte)
+
+    def copy(self, target, source):
+        """Copy the bytes of one array to another of the same length; queued, where the memory has streams."""
+        target[:] = source
+
+    def pinned(self, values):
+        """An ndarray like this one, in memory that the device reaches without a detour."""
+        return np.array(values)
+
+    def wait(self):
+        """Return when all that was queued is done."""
+
+
+class Cupy:
+    """CuPy's arrays, on a stream of their own."""
+
+    lacks = ("bfloat16",)
+    module = "cupy"
+
+    def __init__(self, index):
+        self.cupy = importlib.import_module("cupy")
+        self.cupyx = importlib.import_module("cupyx")
+        self.index = index % max(1, self.cupy.cuda.runtime.getDeviceCount())
+        self.cupy.cuda.Device(self.index).use()
+        self.stream = self.cupy.cuda.Stream(non_blocking=True)
+        self.stream.use()
+        self.kind = "hip" if self.cupy.cuda.runtime.is_hip else "cuda"
+        name = self.cupy.cuda.runtime.getDeviceProperties(self.index)["name"].decode()
+        self.text = f"{name} (CuPy {self.cupy.__version__})"
+        self.stream_pointer = self.stream.ptr
+
+    def array(self, values):
+        return self.cupy.asarray(values)
+
+    def put(self, array, values):
+        array.set(np.ascontiguousarray(values), stream=self.stream)
+        self.wait()
+
+    def get(self, array):
+        return array.get(stream=self.stream)
+
+    def fill(self, array, byte):
+        array.view(self.cupy.uint8).fill(byte)
+
+    def copy(self, target, source):
+        self.cupy.copyto(target, source)
+
+    def pinned(self, values):
+        made = self.cupyx.empty_pinned(values.shape, values.dtype)
+        made[:] = values
+        return made
+
+    def wait(self):
+        self.stream.synchronize()
+
+
+class Torch:
+    """PyTorch's tensors, on a stream of their own."""
+
+    lacks = ("uint16", "uint32", "uint64")
+    module = "torch"
+
+    def __init__(self, index):
+        self.torch = torch = importlib.import_module("torch")
+        self.index = index % max(1, torch.cuda.device_count())
+        torch.cuda.set_device(self.index)
+        self.stream = torch.cuda.Stream()
+        torch.cuda.set_stream(self.stream)
+        self.kind = "hip" if torch.version.hip else "cuda"
+        self.text = f"{torch.cuda.get_device_name(self.index)} (PyTorch {torch.__version__})"
+        self.stream_pointer = self.stream.cuda_stream
+        self.dtype = None
+
+    def array(self, values):
+        self.dtype = values.dtype
+        made = self.torch.from_numpy(np.array(values).view(np.uint8)).to(f"cuda:{self.index}")
+        return made.view(getattr(self.torch, values.dtype.name))
+
+    def put(self, array, values):
+        values = np.ascontiguousarray(values)
+        array.view(self.torch.uint8).copy_(self.torch.from_numpy(values.view(np.uint8)))
+        self.wait()
+
+    def get(self, array):
+        return array.view(self.torch.uint8).cpu().numpy().view(self.dtype)
+
+    def fill(self, array, byte):
+        array.view(self.torch.uint8).fill_(byte)
+
+    def copy(self, target, source):
+        target.copy_(source)
+
+    def pinned(self, values):
+        made = self.torch.empty(values.nbytes, dtype=self.torch.uint8, pin_memory=True).numpy().view(values.dtype)
+        made[:] = values
+        return made
+
+    def wait(self):
+        self.stream.synchronize()
+
+
+# In this order: CuPy has every dtype that NumPy has.
+LIBRARIES = [Cupy, Torch]
+
+
+def open_memory(kind, dtype, index):
+    """The memory of this rank.
+
+    kind   : of KINDS
+    dtype  : NumPy's, which its arrays are to have
+    index  : of the device, counted on; more than there are begin anew
+    Raises : MemoryMissing
+    """
+    if kind == "host":
+        return Host()
+    whys = []
+    for library in LIBRARIES:
+        if dtype.name in library.lacks:
+            whys.append(f"{library.module} has no {dtype.name}")
+            continue
+        try:
+            made = library(index)
+        except (ImportError, RuntimeError, AssertionError, OSError) as error:
+            whys.append(f"{library.module}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            continue
+        if made.kind == kind:
+            return made
+        whys.append(f"{library.module} is built for {made.kind}")
+    raise MemoryMissing("; ".join(whys))
