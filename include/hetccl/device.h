@@ -37,7 +37,10 @@
 #endif
 
 #else
-#define HETCCL_DEVICE_ON_HOST 1
+/* For whoever queues the call of a kernel and must keep its argument until then. */
+#define HETCCL_DEVICE_ON_HOST                                                                                         \
+    extern "C" __attribute__((visibility("default"))) const unsigned kernel_argument_nbytes;                          \
+    const unsigned kernel_argument_nbytes = sizeof(hetccl_device_args_t);
 #define HETCCL_OP static inline __attribute__((always_inline))
 #define HETCCL_GLOBAL
 #define HETCCL_UNROLL
