@@ -25,7 +25,17 @@ FOLDER = ROOT / "hetccl" / "device_code"
 NVIDIA = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "sm_121")
 AMD = ("gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1201")
 # No fused product and sum, and IEEE 754's division and subnormals: results equal the host's to the bit.
-NVCC_OPTIONS = ("-x", "cu", "-std=c++17", "-O3", "-fmad=false", "-ftz=false", "-prec-div=true", "-Xfatbin", "-compress-all")
+NVCC_OPTIONS = (
+    "-x",
+    "cu",
+    "-std=c++17",
+    "-O3",
+    "-fmad=false",
+    "-ftz=false",
+    "-prec-div=true",
+    "-Xfatbin",
+    "-compress-all",
+)
 CLANG_OPTIONS = (
     *("-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib"),
     *("-std=c++17", "-O3", "-ffp-contract=off", "-Wl,-s"),

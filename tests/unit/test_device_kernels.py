@@ -86,7 +86,9 @@ def test_every_kernel_of_the_source_is_used():
 def test_equals_the_hosts_loops(op, dtype, nsources):
     """At aligned addresses, one element off, and an odd number of bytes off; one block and three."""
     size = ITEMSIZES[dtype]
-    for count, (offset, step), nblocks in zip(COUNTS * 3, [(0, 0)] * 4 + [(size, 16)] * 4 + [(3, 5)] * 4, [1, 3, 2] * 4):
+    for count, (offset, step), nblocks in zip(
+        COUNTS * 3, [(0, 0)] * 4 + [(size, 16)] * 4 + [(3, 5)] * 4, [1, 3, 2] * 4
+    ):
         values = raw_operands(op, dtype, nsources, count)
         sources = [Guarded(BYTES, count * size, (offset + i * step) % 64, v).raw for i, v in enumerate(values)]
         out = Guarded(BYTES, count * size, offset)
