@@ -1,10 +1,14 @@
 """Build the extension modules: an explicit list, in layer order. Needs Cython and a C compiler, nothing else."""
 
 import os
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
+import kernels
 
 # Layer order (docs/architecture.md): a module may cimport only from those before it.
 MODULES = [
@@ -17,6 +21,7 @@ MODULES = [
     "_cuda",
     "_hip",
     "_host",
+    "_device_compiler",
     "_ccl",
     "_nccl",
     "_oneccl",
@@ -28,6 +33,7 @@ MODULES = [
     "_buffer",
     "_spec",
     "_kernels",
+    "_device_kernels",
     "_op",
     "_stream",
     "_watched",
@@ -93,6 +99,8 @@ def stage():
     STAGE.parent.mkdir(parents=True, exist_ok=True)
     if not STAGE.is_symlink():
         STAGE.symlink_to(os.path.relpath("pyx", STAGE.parent), target_is_directory=True)
+    # The kernels' source is part of _device_kernels: it is compiled where no code was built ahead for a device.
+    kernels.write_header(STAGE.parent / "device_source.h")
 
 
 def extensions():
@@ -101,7 +109,7 @@ def extensions():
         Extension(
             f"hetccl.{name}",
             [str(STAGE / f"{name}.pyx")],
-            include_dirs=["include"],
+            include_dirs=["include", str(STAGE.parent)],
             depends=headers,
             libraries=["dl"],
             extra_compile_args=["-O3", "-std=gnu11", "-fno-math-errno", "-Wno-unused-function"],

@@ -3,8 +3,10 @@
 #ifndef HETCCL_ABI_H
 #define HETCCL_ABI_H
 
+#ifndef HETCCL_DEVICE /* compilers for GPUs may have no headers: device.h has what is needed of these */
 #include <stddef.h>
 #include <stdint.h>
+#endif
 
 enum hetccl_dtype {
     HETCCL_INT8 = 0,
@@ -43,7 +45,9 @@ typedef struct { double value; int index; } hetccl_double_int_t;
 typedef struct { long value; int index; } hetccl_long_int_t;
 typedef struct { int value; int index; } hetccl_int_int_t;
 typedef struct { short value; int index; } hetccl_short_int_t;
+#ifndef HETCCL_DEVICE
 typedef struct { long double value; int index; } hetccl_longdouble_int_t;
+#endif
 
 /* From 5 on, NCCL numbers the ops that a program creates: ours leave that range alone. The last two have no loop. */
 enum hetccl_op {

@@ -4,12 +4,14 @@
 #ifndef HETCCL_REDUCE_OPS_H
 #define HETCCL_REDUCE_OPS_H
 
+#ifndef HETCCL_DEVICE
 #include <stdint.h>
 #include <string.h>
+#endif
 
 #include "hetccl/abi.h"
 
-#ifndef HETCCL_OP /* a device compiler defines it first, with its own qualifiers */
+#ifndef HETCCL_OP /* device.h defines it first, with a device compiler's qualifiers */
 #define HETCCL_OP static inline __attribute__((always_inline))
 #endif
 
@@ -234,7 +236,6 @@ HETCCL_OP uint8_t hetccl_e4m3_min(uint8_t a, uint8_t b)
 
 typedef struct __attribute__((packed, may_alias)) { float re, im; } hetccl_c64_t;
 typedef struct __attribute__((packed, may_alias)) { double re, im; } hetccl_c128_t;
-typedef struct __attribute__((packed, may_alias)) { long double re, im; } hetccl_cld_t;
 
 /* The textbook product, each operation rounded: no recovery of infinities (C's Annex G), which would cost a call.
  * Two sums, not a difference and a sum: GCC 12 makes a fused fmaddsub of the latter even under -ffp-contract=off. */
@@ -250,11 +251,15 @@ HETCCL_OP hetccl_c128_t hetccl_c128_mul(hetccl_c128_t a, hetccl_c128_t b)
     return p;
 }
 
+#ifndef HETCCL_DEVICE
+typedef struct __attribute__((packed, may_alias)) { long double re, im; } hetccl_cld_t;
+
 HETCCL_OP hetccl_cld_t hetccl_cld_mul(hetccl_cld_t a, hetccl_cld_t b)
 {
     hetccl_cld_t p = {a.re * b.re + a.im * -b.im, a.re * b.im + a.im * b.re};
     return p;
 }
+#endif
 
 /* ---- MINLOC and MAXLOC ----
  * Whether pair a is the result: NaN first, then the lesser (greater) value, then the lesser index, then a itself. -0

@@ -14,6 +14,8 @@ SONAMES = {
     "fakehip": "libamdhip64.so.7",
     "fakeccl": "libnccl.so.2",
     "fakeverbs": "libibverbs.so.1",
+    "fakenvrtc": "libnvrtc.so.13",
+    "fakehiprtc": "libhiprtc.so.7",
 }
 INCLUDE = HERE.parents[1] / "include"
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", f"-I{INCLUDE}")
@@ -64,3 +66,26 @@ def _version_script(versions, without):
     if not versions.exists():
         return "{ local: " + " ".join(f"{symbol};" for symbol in without) + " };"
     return "".join(line for line in versions.read_text().splitlines(True) if line.strip().rstrip(";") not in without)
+
+
+def kernels(source):
+    """Compile the source of the reduction kernels with the host's C++ compiler; returns the library's path.
+
+    source : str, C++; compiled once for each
+    Raises : RuntimeError (no compiler, or it failed)
+    """
+    cxx = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
+    if cxx is None:
+        raise RuntimeError("no C++ compiler to make the reduction kernels for the host: install g++, or set CXX")
+    # Not -O3: most of the time of the tests would be its own.
+    command = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall"]
+    command += ["-Werror", "-fno-strict-aliasing", "-x", "c++", "-", "-o"]
+    library = CACHE / f"kernels-{hashlib.sha256(repr((command, source)).encode()).hexdigest()[:16]}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        partial = library.with_suffix(f".{os.getpid()}")
+        done = subprocess.run([*command, str(partial)], input=source, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+        os.replace(partial, library)
+    return str(library)

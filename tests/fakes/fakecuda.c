@@ -237,7 +237,8 @@ API CUresult cuEventSynchronize(CUevent event) {
 }
 
 /* An image is text, "fake-module:" and the path of a shared library whose functions stand for kernels:
- * void name(void **arguments, const unsigned *grid, const unsigned *block). */
+ * void name(void **arguments, const unsigned *grid, const unsigned *block). If it says how long the one argument of each
+ * of them is, by `const unsigned kernel_argument_nbytes`, a launch is queued; else it waits for what is queued before. */
 API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     static const char magic[] = "fake-module:";
     BEGIN(1);
@@ -264,7 +265,9 @@ API CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const ch
     void *address = dlsym(handle->object, name);
     if (!address) return NOT_FOUND;
     *function = (CUfunction)handle_new(FUNCTION, address);
-    return OK;
+    const unsigned *nbytes = dlsym(handle->object, "kernel_argument_nbytes");
+    if (*function && nbytes && *nbytes <= ARGUMENT_MAX) ((handle_t *)*function)->argument_nbytes = *nbytes;
+    return *function ? OK : NO_MEMORY;
 }
 
 API CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
@@ -277,6 +280,12 @@ API CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned i
     unsigned long long nthreads = 1ull * block_x * block_y * block_z;
     if (!grid_x || !grid_y || !grid_z || !nthreads || nthreads > 1024 || shared_nbytes > 48 << 10 || extra)
         return INVALID;
+    if (kernel->argument_nbytes) {
+        work_t work = {.kind = LAUNCH, .grid = {grid_x, grid_y, grid_z}, .block = {block_x, block_y, block_z}};
+        memcpy(&work.kernel, &kernel->object, sizeof work.kernel);
+        memcpy(work.argument, arguments[0], kernel->argument_nbytes);
+        return submit(queue, work);
+    }
     if (nqueues()) drain(queue_of(queue)); /* the arguments are gone when this returns */
     ((void (*)(void **, const unsigned *, const unsigned *))kernel->object)(arguments, grid, block);
     worked(queue);

@@ -50,6 +50,7 @@ typedef struct {
     void *object;
     int dealt;                      /* of a stream: 1 + its queue; 0: none yet */
     unsigned long recorded, reached; /* of an event */
+    unsigned argument_nbytes;       /* of a function: its one argument's size; 0: not known */
 } handle_t;
 typedef struct { char *base; size_t nbytes, mapped; int kind, device, fd; unsigned long long id; } range_t;
 typedef struct { int32_t pid, fd, device; size_t nbytes, mapped; } ipc_t;
@@ -130,7 +131,7 @@ static handle_t *handle_new(int kind, void *object) {
         handle_t *next = &handles[nhandles++ % HANDLES_MAX];
         if (!next->alive) handle = next;
     }
-    if (handle) *handle = (handle_t){kind, 1, current ? current->device : -1, 0, 0, object, 0, 0, 0};
+    if (handle) *handle = (handle_t){kind, 1, current ? current->device : -1, 0, 0, object, 0, 0, 0, 0};
     pthread_mutex_unlock(&lock);
     return handle;
 }
@@ -144,7 +145,7 @@ static handle_t *handle_of(const void *pointer, int kind) {
 
 /* A stream that may be used; the legacy and per-thread ones (0, 1 and 2) share an entry that is always ready. */
 static handle_t *stream_of(CUstream stream) {
-    static handle_t common = {STREAM, 1, -1, 0, 0, NULL, 0, 0, 0};
+    static handle_t common = {STREAM, 1, -1, 0, 0, NULL, 0, 0, 0, 0};
     return (uintptr_t)stream <= 2 ? &common : handle_of(stream, STREAM);
 }
 

@@ -6,8 +6,8 @@
 
 #include "fakecuda.h"
 
-enum { QUEUES_MAX = 16 };
-enum { COPY = 1, FILL, WRITE, WAIT, CALL, RECORD, FOLLOW };
+enum { QUEUES_MAX = 16, ARGUMENT_MAX = 256 };
+enum { COPY = 1, FILL, WRITE, WAIT, CALL, LAUNCH, RECORD, FOLLOW };
 
 typedef struct work {
     struct work *next;
@@ -19,6 +19,9 @@ typedef struct work {
     void (*function)(void *);
     handle_t *event;
     unsigned long number; /* of the event's records */
+    void (*kernel)(void **, const unsigned *, const unsigned *);
+    unsigned grid[3], block[3];
+    char argument[ARGUMENT_MAX]; /* of LAUNCH: the kernel's one */
 } work_t;
 
 typedef struct {
@@ -62,6 +65,7 @@ static int perform(const work_t *work) {
     case WRITE: __atomic_store_n((uint32_t *)work->dst, work->value, __ATOMIC_SEQ_CST); break;
     case WAIT: return wait_for(work->dst, work->value, work->wraps);
     case CALL: work->function(work->dst); break;
+    case LAUNCH: work->kernel((void *[]){(void *)work->argument}, work->grid, work->block); break;
     case RECORD: __atomic_store_n(&work->event->reached, work->number, __ATOMIC_SEQ_CST); break;
     case FOLLOW:
         while (__atomic_load_n(&work->event->reached, __ATOMIC_SEQ_CST) < work->number) nanosleep(&pause, NULL);
@@ -109,7 +113,7 @@ static void worked(handle_t *stream) {
 static int submit(handle_t *stream, work_t work) {
     if (!nqueues()) {
         int code = perform(&work);
-        if (work.kind <= CALL && work.kind != WAIT) worked(stream);
+        if (work.kind <= LAUNCH && work.kind != WAIT) worked(stream);
         return code;
     }
     queue_t *queue = queue_of(stream);
