@@ -127,7 +127,7 @@ class Spec(NamedTuple):
     args: tuple = ()
     env: tuple = ()
     keep_alive: bool = False
-    timeout: int = 60
+    timeout: int = 240
 
     def __str__(self):
         return "-".join([*self.args, self.layout])
