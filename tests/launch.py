@@ -47,8 +47,8 @@ until set -- {folder}/*.rc && [ $# -eq {n} ]; do sleep 0.1; done
 """
 # How long a process may take to go after SIGKILL: the kernel may have to unmap gigabytes first.
 KILL_S = 30.0
-# How long ranks have to print where they hang, between SIGABRT and SIGKILL.
-TRACEBACK_S = 1.0
+# How long ranks have to print where they hang, between SIGABRT, of which they end, and SIGKILL.
+TRACEBACK_S = 10.0
 
 
 class Launcher(NamedTuple):
@@ -175,7 +175,7 @@ class Job:
     def launcher_output(self):
         return self._read("mpirun")
 
-    def pid(self, rank, timeout_s=30):
+    def pid(self, rank, timeout_s=120):
         """The process id of a rank's program; waits until the rank has started."""
         deadline = time.monotonic() + timeout_s
         while not self._read(f"{rank}.pid").endswith("\n"):
@@ -207,7 +207,9 @@ class Job:
             _signal(pid, signal.SIGSTOP)
         for pid in ranks:
             _signal(pid, signal.SIGABRT)
-        time.sleep(TRACEBACK_S)
+        deadline = time.monotonic() + TRACEBACK_S
+        while ranks & self._marked() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
 
     def kill(self):
         """Kill every process of the job that still runs, collect the output and remove the job's files."""
@@ -269,7 +271,7 @@ def start(n, program, *args, env=None, per_rank_env=None, mpi=None, keep_alive=F
     return Job(found[mpi or "default"], n, command, env, per_rank_env or [{}] * n, keep_alive, cwd or ROOT)
 
 
-def mpirun(n, program, *args, timeout=60, check=True, **options):
+def mpirun(n, program, *args, timeout=180, check=True, **options):
     """Run a job of n ranks to its end and return the finished Job; program and options as for `start`.
 
     timeout : seconds, wall clock

@@ -83,13 +83,18 @@ ABSENCE = (
     START
     + """
 import time
+from pathlib import Path
+folder = Path(sys.argv[1])
 if rank == 1:
-    time.sleep(12)
+    until = time.monotonic() + 100
+    while len(list(folder.iterdir())) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
     os._exit(0)
 try:
     hetccl.Comm(world)
 except hetccl.CommTimeout as error:
     print("CommTimeout", error.peer)
+(folder / str(rank)).touch()
 os._exit(0)
 """
 )
@@ -99,14 +104,14 @@ CASES += ["Allreduce 8 MiB", "islands"]
 
 @pytest.mark.parametrize("mpi", MPIS)
 def test_collectives(mpi):
-    job = launch.mpirun(3, COLLECTIVES, per_rank_env=ISLANDS, mpi=mpi, timeout=120)
+    job = launch.mpirun(3, COLLECTIVES, per_rank_env=ISLANDS, mpi=mpi, timeout=240)
     assert [json.loads(text) for text in job.stdout] == [dict.fromkeys(CASES, True)] * 3
     assert job.stderr == ("", "", "")
 
 
 @pytest.mark.parametrize("mpi", MPIS)
 def test_dead_rank(mpi):
-    job = launch.mpirun(3, DEATH, per_rank_env=ISLANDS, mpi=mpi, timeout=120, keep_alive=True, check=False)
+    job = launch.mpirun(3, DEATH, per_rank_env=ISLANDS, mpi=mpi, timeout=240, keep_alive=True, check=False)
     assert job.returncodes == (0, 137, 0)
     # A rank may hear of the death from another one; either way it learns who died.
     assert [text.split()[0] for text in (job.stdout[0], job.stdout[2])] == ["PeerError"] * 2
@@ -114,9 +119,9 @@ def test_dead_rank(mpi):
 
 
 @pytest.mark.parametrize("mpi", MPIS)
-def test_absent_rank(mpi):
+def test_absent_rank(mpi, tmp_path):
     env = {"HETCCL_TIMEOUT": "3"}
-    job = launch.mpirun(3, ABSENCE, env=env, mpi=mpi, timeout=120, keep_alive=True, check=False)
+    job = launch.mpirun(3, ABSENCE, tmp_path, env=env, mpi=mpi, timeout=240, keep_alive=True, check=False)
     assert job.returncodes == (0, 0, 0)
     assert [job.stdout[0].split()[0], job.stdout[2].split()[0]] == ["CommTimeout"] * 2
     assert "1" in job.stdout[0] and "1" in job.stdout[2]

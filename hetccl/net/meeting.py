@@ -38,7 +38,6 @@ def meet(pair, stream, session, address):
     address : that this side has dialled, None where the peer has begun
     Raises  : Refused, HandshakeError, OSError
     """
-    wire = pair.group.wire
     stream.deadline = time.monotonic() + min(RECORD_SECONDS, pair.group.timeout)
     talk = control.Talk(stream, session, address is not None)
     decides = pair.group.rank < pair.peer
@@ -55,12 +54,11 @@ def meet(pair, stream, session, address):
         _hear(talk, control.READY)
         for level, option, value in _OPTIONS:
             stream.sock.setsockopt(level, option, value)
-        wire.go(pair.peer)  # before the control connection can say that the peer is lost
+        pair.come_up(stream.sock, talk)
         made = True
     finally:
         if not made:
             pair.release()
-    pair.come_up(stream.sock, talk)
 
 
 def _hear(talk, kind):

@@ -243,6 +243,9 @@ class Pair:
                 return
             self._sockets.discard(sock)
             self._wanted_until = None
+            # In one step: whoever has sent something may end at once, and must find a connection to say good-bye on.
+            # The wire knows that the peer is there before the connection can say that it is lost.
+            self.group.wire.go(self.peer)
             self.connection = control.Connection(sock, talk)
             self.state = UP
         self.group.loop.soon(self._watch)

@@ -22,7 +22,7 @@ LARGE = 1 << 17
 # More than the threads that answer strangers.
 IDLE = 40
 SLOW_S = 3
-GONE_S = 20
+GONE_S = 100
 
 
 def networks():

@@ -282,7 +282,7 @@ def check_buffers_are_released(comm):
 
 def await_counts(wanted):
     """Give the threads that speak to other ranks for a moment, and their sockets, the time to end."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while process_counts()[:2] > wanted[:2] and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -312,15 +312,15 @@ def check_thousand_communicators(comm):
 
 
 def check_many_small_allreduces(comm):
-    """Memory does not grow per call: up to 100,000 calls, fewer on a slow machine."""
+    """Memory does not grow per call, not even by the smallest block; up to 60,000 calls, fewer on a slow machine."""
     send, out, more = np.ones(2), np.zeros(2), np.zeros(1, np.int32)
     start, memory = time.monotonic(), None
-    for batch in range(20):
+    for batch in range(12):
         for _ in range(5000):
             comm.Allreduce(send, out)
         if batch == 2:
             memory = resident_bytes()
-        more[0] = time.monotonic() - start < 30 or batch < 5
+        more[0] = time.monotonic() - start < 15 or batch < 5
         comm.Bcast(more, root=0)
         if not more[0]:
             break

@@ -54,11 +54,11 @@ class Outcome:
         """{rank: the last line that has `field`}"""
         return {line["rank"]: line for line in self.lines if field in line}
 
-    def by_case(self):
-        """{case: {rank: problem or None}}, of a program that runs a matrix."""
+    def by_case(self, way=None):
+        """{case: {rank: problem or None}}, of a program that runs a matrix. way: of only this one of its ways."""
         found = collections.defaultdict(dict)
         for line in self.lines:
-            if "case" in line:
+            if "case" in line and way in (None, line.get("way")):
                 found[line["case"]][line["rank"]] = line["problem"]
         return found
 
@@ -127,7 +127,7 @@ class Spec(NamedTuple):
     args: tuple = ()
     env: tuple = ()
     keep_alive: bool = False
-    timeout: int = 60
+    timeout: int = 240
 
     def __str__(self):
         return "-".join([*self.args, self.layout])

@@ -1,5 +1,11 @@
-"""Run the exactness matrix on this layout; report each case: arguments are <report folder> <layout> <scope>."""
+"""Run the exactness matrix on this layout; report each case: arguments are <report folder> <layout> <scope> <way>...
 
+A way is JSON of variables, for a communicator of its own that runs the whole matrix; without any there is one, with the
+variables of the job.
+"""
+
+import json
+import os
 import sys
 import traceback
 
@@ -95,8 +101,8 @@ def verdict(comm, case, shift, send, receive):
     return None
 
 
-def main():
-    report = Report(sys.argv[1])
+def run(report, number_of_way):
+    """Run the matrix on a new communicator."""
     comm = make_comm()
     with np.errstate(all="ignore"):
         for number, case in enumerate(cases(comm.Get_size(), sys.argv[3])):
@@ -105,12 +111,24 @@ def main():
                 problem = problem_of(comm, case, shift=number % 2)
             except hetccl.HetcclError:
                 # The communicator is of no more use; cases that did not run count as failed.
-                report.write(case=str(case), problem=traceback.format_exc())
+                report.write(way=number_of_way, case=str(case), problem=traceback.format_exc())
                 break
             except (BufferError, TypeError, ValueError):
                 problem = traceback.format_exc()
-            report.write(case=str(case), problem=problem, oneccl=_oneccl.ndone() - before)
+            fields = {"case": str(case), "problem": problem, "oneccl": _oneccl.ndone() - before}
+            report.write(way=number_of_way, **fields)
     comm.Free()
+
+
+def main():
+    report = Report(sys.argv[1])
+    given = dict(os.environ)
+    for number, way in enumerate(sys.argv[4:] or ["{}"]):
+        os.environ.update(json.loads(way))
+        run(report, number)
+        for name in json.loads(way):
+            os.environ.pop(name)
+        os.environ.update(given)
     report.write(end=True)
 
 

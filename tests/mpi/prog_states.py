@@ -13,7 +13,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 from prog_fail import FOLDER, end, mark_event
-from support import Report, equal, make_comm, signal_later
+from support import Report, equal, make_comm
 
 import hetccl
 from hetccl import bootstrap
@@ -27,7 +27,7 @@ MESSAGES, LARGE_MESSAGES = 10, 8
 LIMIT_S = 30
 # So long both sides may work on what is possible in a state.
 SETTLE_S = 0.3
-NEVER, STOPPED_S = 3600, 10
+NEVER = 3600
 
 
 def values(seed, count):
@@ -229,16 +229,25 @@ def cts_sent(comm):
 
     def deed(me):
         me.stop()
-        threading.Thread(target=kill_at, args=(me, lambda: traffic("cts") > 0, True)).start()
+        threading.Thread(target=kill_asked, args=(me,)).start()
         me.receive(0, LARGE)
 
     return deed
 
 
-def kill_at(me, condition, stopped=False):
-    until(condition)
-    time.sleep(SETTLE_S if stopped else 0)
-    me.kill(stopped)
+def kill_asked(me):
+    until(lambda: traffic("cts") > 0)
+    time.sleep(SETTLE_S)
+    me.kill(stopped=True)
+
+
+def go_on(requests, condition, deed):
+    """Complete requests, and do the deed once the condition holds. On one thread: another one may come too late."""
+    done = False
+    while not hetccl.Request.Testall(requests):
+        if not done and condition():
+            done = True
+            deed()
 
 
 def writes(part):
@@ -249,10 +258,10 @@ def writes(part):
         before = traffic("bytes")
         if RANK == VICTIM:
             enough = part * LARGE_MESSAGES * 8 * LARGE
-            threading.Thread(target=lambda: (until(lambda: traffic("bytes") - before >= enough), die())).start()
             for seed in range(LARGE_MESSAGES):
-                comm.Send(values(seed, LARGE), SURVIVOR, TAG)
-            time.sleep(LIMIT_S)
+                request = comm.Isend(values(seed, LARGE), SURVIVOR, TAG)
+                go_on([request], lambda: traffic("bytes") - before >= enough, die)
+            die()
         return lambda me: [me.receive(seed, LARGE) for seed in range(LARGE_MESSAGES)]
 
     return state
@@ -267,8 +276,7 @@ def written(comm):
         time.sleep(LIMIT_S)
 
     def deed(me):
-        threading.Thread(target=kill_at, args=(me, lambda: traffic("bytes") - before >= 1 << 12)).start()
-        me.send(LARGE).Wait()
+        go_on([me.send(LARGE)], lambda: traffic("bytes") - before >= 1 << 12, me.kill)
 
     return deed
 
@@ -282,12 +290,11 @@ def both_ways(comm):
         outs = [np.empty(LARGE // 4, np.int64) for _ in range(4)]
         requests = [comm.Irecv(out, 1 - RANK, TAG) for out in outs]
         requests += [comm.Isend(values(seed, LARGE // 4), 1 - RANK, TAG) for seed in range(4)]
-        hetccl.Request.Waitall(requests)
+        go_on(requests, lambda: RANK == VICTIM and traffic("bytes") - before >= LARGE, die)
 
     if RANK == VICTIM:
-        threading.Thread(target=lambda: (until(lambda: traffic("bytes") - before >= LARGE), die())).start()
         exchange()
-        time.sleep(LIMIT_S)
+        die()
     return exchange
 
 
@@ -308,9 +315,12 @@ def stop_and(comm, wait):
     def deed(me):
         mark_event()
         me.stop()
-        # The job ends with it, long after the survivor.
-        signal_later(VICTIM_PID, (STOPPED_S, "KILL"))
-        wait(me)
+        try:
+            wait(me)
+            me.receive(-1, SMALL)
+        finally:
+            # It would hold up the job.
+            os.kill(VICTIM_PID, signal.SIGKILL)
 
     return deed
 

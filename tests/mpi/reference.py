@@ -43,7 +43,7 @@ def _small_integers(dtype, op, bits):
     return (bits % np.uint64(2 * limit + 1)).astype(np.int64) - limit
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=32)
 def inputs(name, op, rank):
     """One period of what `rank` contributes; `op` may be "move" (any bit pattern)."""
     dtype, bits = dtype_of(name), _random_bits(rank)
@@ -85,7 +85,7 @@ _FOLD = {
 }  # fmt: skip
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=32)
 def folded(name, op, size):
     """One period of the reduction over `size` ranks."""
     dtype = dtype_of(name)
@@ -102,6 +102,8 @@ def stretch(period, start, count):
     return np.resize(np.roll(period, -(start % PERIOD)), count) if count else period[:0].copy()
 
 
+# Of the last two the program asks several times for each case; nobody writes to what they return.
+@functools.lru_cache(maxsize=1)
 def sent(case, size, rank):
     """What `rank` hands in: all its blocks; None when its send buffer does not take part."""
     period = inputs(case.dtype, case.op, rank)
@@ -116,6 +118,7 @@ def sent(case, size, rank):
     return stretch(period, 0, blocks * case.count)
 
 
+@functools.lru_cache(maxsize=1)
 def expected(case, size, rank):
     """What `rank` must receive, or None when its receive buffer does not take part."""
     name, op, count = case.dtype, case.op, case.count

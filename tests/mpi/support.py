@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -122,7 +123,7 @@ def say_error(error):
     return {"error": type(error).__name__, "classes": classes, "peers": peers, "text": str(error)}
 
 
-def wait_for_reports(folder, ranks, field, limit_s=40.0):
+def wait_for_reports(folder, ranks, field, limit_s=120.0):
     """Wait until every rank of `ranks` has written a line that has `field`: nobody leaves while others still wait."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
@@ -138,6 +139,24 @@ def signal_later(pid, *steps):
 
     script = "; ".join(f"sleep {seconds}; kill -{name} {pid}" for seconds, name in steps)
     return subprocess.Popen(["/bin/sh", "-c", script])
+
+
+def signal_in_wait(*numbers, before=None):
+    """Have this process get signals, a few tenths of a second after its main thread has begun to wait: until it lets go
+    of the GIL for the first time, as waits do, no other thread runs. before: called with each signal, before it."""
+
+    def send():
+        begin.wait()
+        for number in numbers:
+            time.sleep(0.3)
+            if before:
+                before()
+            os.kill(os.getpid(), number)
+
+    sys.setswitchinterval(1000)
+    begin = threading.Event()
+    threading.Thread(target=send, daemon=True).start()
+    begin.set()
 
 
 def rank_labels():

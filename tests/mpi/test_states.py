@@ -7,7 +7,7 @@ import launch
 from mpi import jobs
 
 # The time-out is far above the bound, so that it is not what ends the wait.
-NOTICED_S, TIME_OUT, SHORT = 10, "60", "3"
+NOTICED_S, TIME_OUT, SHORT = 30, "60", "3"
 VICTIM, SURVIVOR = 0, 1
 # How many messages the survivor must have got before; of those of a loop, not all.
 ARRIVED = {"eager_arrived": range(10, 11), "eager_under_way": range(10, 11)}
@@ -73,7 +73,7 @@ def test_killed_peer(pool, job):
 @pytest.mark.parametrize("job", [spec("before_connect")], ids=str)
 def test_peer_killed_before_it_is_connected(pool, job):
     """Its listener is gone: that is believed only after it has refused for a while."""
-    line = ended(pool[job], "PeerError", 3 * NOTICED_S)
+    line = ended(pool[job], "PeerError", float(TIME_OUT))
     assert "Connection refused" in line["text"], line
 
 

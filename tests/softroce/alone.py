@@ -19,8 +19,12 @@ from hetccl import _verbs
 from hetccl._rail_trial import Trial
 from hetccl._rdma import RdmaPort
 
-LIMIT_S = 100
+LIMIT_S = 300
+# For what takes far less on an idle machine; nothing here is about how long.
+WAIT_S = 100
 GID_INDEX = 1
+# A retry_cnt: rxe repeats without end. With any other, chance has it that now and then all attempts are lost.
+ENDLESS = 7
 FAST_FAILURE = {"timeout": 14, "retry_cnt": 1, "rnr_retry": 1}
 
 
@@ -114,7 +118,7 @@ def pair(devices=("rxe0", "rxe1"), ends=None, **options):
     assert resources() == before, f"left behind: {resources()}, before: {before}"
 
 
-def drive(*ends, until, seconds=20):
+def drive(*ends, until, seconds=WAIT_S):
     """Poll the ends until a condition holds; AssertionError after the time."""
     deadline = time.monotonic() + seconds
     while not until():

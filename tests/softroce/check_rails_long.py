@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 
-from softroce.alone import End, drive, limit, loss, pair, post, resources, run_checks, shell
+from softroce.alone import ENDLESS, End, drive, limit, loss, pair, post, resources, run_checks, shell
 
 WC, RETRY_EXC = 1, 12
 PIECE = 64 << 20
@@ -58,7 +58,7 @@ def check_two_hundred_times():
 
 @limit(120)
 def check_port_that_flaps():
-    with pair(timeout=17, retry_cnt=6) as (a, b):
+    with pair(timeout=17, retry_cnt=ENDLESS) as (a, b):
         stop = threading.Event()
 
         def flap():
@@ -83,7 +83,7 @@ def check_port_that_flaps():
 
 @limit(200)
 def check_loss_of_twenty_percent():
-    with pair(timeout=10, retry_cnt=6, send_queue=32) as (a, b), loss(20, "nic0"):
+    with pair(timeout=10, retry_cnt=ENDLESS, send_queue=32) as (a, b), loss(20, "nic0"):
         for i in range(200):
             post(a, b, 512, target=512 * (i % 100), imm=i)
         drive(a, b, until=lambda: b.trial.came == 200, seconds=150)

@@ -20,7 +20,7 @@ class Machine(NamedTuple):
 
     nics: int = 2
     nodes: int = 1
-    timeout: int = 900
+    timeout: int = 1800
 
 
 class Item(NamedTuple):
@@ -33,7 +33,7 @@ class Item(NamedTuple):
     program: str
     layout: str = jobs.ALONE
     env: tuple = ()
-    timeout: int = 200
+    timeout: int = 600
     machine: Machine = Machine()
 
     @property

@@ -11,7 +11,7 @@ VERBS = (("HETCCL_TRANSPORT", "verbs"),)
 MEMORY = Item("softroce/check_memory.py", "AA", VERBS)
 # Shared memory inside a node, verbs between the two: what the transports choose by themselves.
 TWO_NODES = Machine(nics=1, nodes=2, timeout=1000)
-PYVERBS = Item("softroce/check_pyverbs.py", "AA", VERBS, 400)
+PYVERBS = Item("softroce/check_pyverbs.py", "AA", VERBS)
 PYVERBS_SHORT = ("check_eager", "check_announced")
 REDUCE = Item("mpi/check_reduce.py", "AB", VERBS)
 MIXED = Item("mpi/check_reduce.py", "ABCD", (), machine=TWO_NODES)

@@ -33,7 +33,7 @@ PASSED_ON = (
     *("PATH", "HOME", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH"),
     *("LANG", "LC_ALL", "TERM"),
 )
-BOOT_S = 120
+BOOT_S = 300
 TIMED_OUT, FAILED, INTERRUPTED = 124, 125, 130
 # How much of each stream a Result keeps.
 KEEP_BYTES = 1 << 20

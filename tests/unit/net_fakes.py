@@ -10,7 +10,7 @@ import pytest
 
 from hetccl.net import connector
 
-WAIT_S = 20  # far beyond what anything here takes
+WAIT_S = 60  # far beyond what anything here takes
 
 
 class Path(NamedTuple):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from net_fakes import Net
+from net_fakes import Net, until
 
 from hetccl.net import connector
 
@@ -84,8 +84,8 @@ def start_and_die(net):
 
 def compute(net):
     """The main thread never waits for anything."""
-    until = time.monotonic() + 100
-    while time.monotonic() < until:
+    end = time.monotonic() + 100
+    while time.monotonic() < end:
         sum(range(1000))
 
 
@@ -119,6 +119,7 @@ def main(secret, port, deed):
     net.add(1, addresses=[(None, "127.0.0.1", int(port))])
     net.wires[1].want(0)
     net.wires[1].until("go", 0)
+    until(lambda: net.groups[1].resources()["connected"] == [0])
     net.boards[1].position = (5, 6)
     print("up", flush=True)
     DEEDS[deed](net)

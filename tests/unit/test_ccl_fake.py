@@ -239,23 +239,25 @@ def test_arguments_are_checked(answers, call):
 def test_peer_that_never_comes(tmp_path):
     body = """
 comm = join()
+os.environ["FAKE_CCL_TIMEOUT_S"] = "1"
 if rank == 0:
     x = np.ones(3, "f4")
     began = time.monotonic()
     error = caught(all_reduce, comm, x, x)
     assert type(error) is NcclError and error.code == 6 and "has not come" in str(error), repr(error)
-    assert 0.9 < time.monotonic() - began < 10
+    assert 0.9 < time.monotonic() - began < 25
 gather(None)
 """
-    run(tmp_path, 2, body, env={"FAKE_CCL_TIMEOUT_S": "1"})
+    run(tmp_path, 2, body)
 
 
 def test_counts_that_differ(tmp_path):
     body = """
 comm = join()
+os.environ["FAKE_CCL_TIMEOUT_S"] = "1"
 x = np.ones(3, "f4")
 error = caught(all_reduce, comm, x[: 2 + rank], x)
 assert type(error) is NcclError and error.code in (3, 6), repr(error)
 gather(None)
 """
-    run(tmp_path, 2, body, env={"FAKE_CCL_TIMEOUT_S": "1"})
+    run(tmp_path, 2, body)

@@ -25,6 +25,14 @@ def alive(pid):
         return False
 
 
+def until_printed(job, rank, text):
+    """Wait until a rank has printed it."""
+    pid = job.pid(rank)
+    while text not in job.stdout[rank]:
+        assert alive(pid), job.report()
+        time.sleep(0.02)
+
+
 def test_a_launcher_is_here():
     assert "default" in MPIS
 
@@ -69,14 +77,17 @@ def test_timeout_kills_the_tree_and_shows_where(mpi):
     code = """
 import subprocess
 child = subprocess.Popen(["sleep", "300"], start_new_session=True)
-print(os.getpid(), child.pid)
 def hang_here():
+    print(os.getpid(), child.pid)
     time.sleep(300)
 hang_here()
 """
-    with pytest.raises(launch.JobTimeout) as caught:
-        run(mpi, 2, code, timeout=5)
-    job = caught.value.job
+    with launch.start(2, RANK + code, mpi=mpi) as job:
+        until_printed(job, 0, "\n")
+        until_printed(job, 1, "\n")
+        with pytest.raises(launch.JobTimeout) as caught:
+            job.wait(0.5)
+    assert caught.value.job is job
     pids = [int(pid) for text in job.stdout for pid in text.split()]
     assert len(pids) == 4
     assert not any(alive(pid) for pid in pids)
@@ -110,12 +121,9 @@ except KeyboardInterrupt:
     print('interrupted')
 """
     with launch.start(2, RANK + code, mpi=mpi, keep_alive=keep_alive) as job:
-        pid = job.pid(1)
-        while "ready" not in job.stdout[1]:
-            assert alive(pid)
-            time.sleep(0.1)
-        os.kill(pid, signal.SIGINT)
-        job.wait(30).check()
+        until_printed(job, 1, "ready")
+        os.kill(job.pid(1), signal.SIGINT)
+        job.wait(120).check()
     assert job.stdout[1] == "ready\ninterrupted\n"
 
 

@@ -33,6 +33,8 @@ class Peer:
         )
         self.children = []
         assert self.process.stdout.readline() == "up\n", self.process.stderr.read()
+        self.net.wires[0].until("go", 1)
+        until(lambda: self.net.groups[0].resources()["connected"] == [1])
 
     def child(self):
         """What the peer says of its child."""
@@ -85,7 +87,7 @@ def test_a_child_has_nothing_of_its_parent():
 def test_a_program_that_ends_says_good_bye(deed, code):
     """Without a message of the interpreter's, whatever is under way."""
     with Peer(deed) as peer:
-        assert peer.process.wait(20) == code
+        assert peer.process.wait(60) == code
         peer.net.wires[0].until("lost", 1)
         assert peer.net.boards[0].gone == {1: "left"}
         assert peer.process.stderr.read() == ("an error of the user's\n" if code else "")

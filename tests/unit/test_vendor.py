@@ -1,7 +1,6 @@
 """Communicators of a vendor's CCL: their life and their waits, on the fake NCCL and the fake CUDA driver."""
 
 import signal
-import time
 
 import pytest
 from vendor_ranks import run, start
@@ -41,7 +40,7 @@ def test_many_lives(tmp_path):
         VendorComm(ccl, runtime, 0, 1, 0, ids, 5.0, pids).close()
     assert live() == 0
     # A thread that has destroyed a communicator may still be leaving.
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while (after := held())[1] > before[1] and time.monotonic() < until:
         time.sleep(0.01)
     assert after[0] == before[0] and after[1] <= before[1] and after[2] <= before[2] + 3, (before, after)
@@ -58,7 +57,7 @@ def test_late_rank_at_init(tmp_path):
         began = time.monotonic()
         error = caught(VendorComm, ccl, open_runtime(), 0, 2, 0, unique_id, 1.0)
         assert type(error) is CommTimeout and error.call == "Comm", error
-        assert 0.9 < time.monotonic() - began < 10
+        assert 0.9 < time.monotonic() - began < 30
     gather(None)
     """
     run(tmp_path, 2, body)
@@ -135,7 +134,7 @@ def test_hang_becomes_timeout(tmp_path, function):
     began = time.monotonic()
     error = caught(all_reduce, comm, x, x) if {function!r} == "ncclAllReduce" else caught(comm.close)
     assert type(error) is CommTimeout, error
-    assert 0.9 < time.monotonic() - began < 10
+    assert 0.9 < time.monotonic() - began < 30
     assert type(caught(comm.check, "Bcast")) is CommClosed
     comm.close()
     assert live() == (1 if {function!r} == "ncclCommDestroy" else 0)
@@ -150,7 +149,7 @@ def test_a_blocking_call_that_hangs(tmp_path):
     comm.timeout_s = 1.0
     began = time.monotonic()
     comm.close()
-    assert time.monotonic() - began < 10 and live() == 0
+    assert time.monotonic() - began < 30 and live() == 0
     """
     run(tmp_path, 1, body, env={"FAKE_CCL_HANG": "ncclCommFinalize"})
 
@@ -165,9 +164,7 @@ def test_signal_ends_wait(tmp_path, signal_name):
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     comm = join()
-    x = np.ones(3, "f4")
-    print("waits")
-    error = caught(all_reduce, comm, x, x)
+    error = while_waiting(comm, lambda: print("waits"))
     assert type(error) in (KeyboardInterrupt, Ended), repr(error)
     print(type(error).__name__)
     assert live() == 0 and type(caught(comm.check, "Bcast")) is CommClosed
@@ -175,29 +172,21 @@ def test_signal_ends_wait(tmp_path, signal_name):
     expected = {"SIGINT": "KeyboardInterrupt", "SIGTERM": "Ended"}[signal_name]
     with start(tmp_path, 1, body, env=HANGS) as ranks:
         ranks.await_line(0, "waits")
-        time.sleep(0.2)
         ranks.processes[0].send_signal(getattr(signal, signal_name))
-        assert ranks.wait(10) == [0], ranks.texts("err")
+        assert ranks.wait() == [0], ranks.texts("err")
         assert ranks.texts("out")[0].split() == ["waits", expected]
 
 
 def test_gil_is_free_while_waiting(tmp_path):
     body = """
     comm = join()
-    comm.timeout_s = 1.0
-    ticks = 0
+    comm.timeout_s = 30.0
     def tick():
-        global ticks
-        while error is None:
-            ticks += 1
+        for _ in range(20):
             time.sleep(0.01)
-    error = None
-    thread = threading.Thread(target=tick)
-    thread.start()
-    x = np.ones(3, "f4")
-    error = caught(all_reduce, comm, x, x)
-    thread.join()
-    assert type(error) is CommTimeout and ticks > 20, ticks
+        comm.abort()
+    error = while_waiting(comm, tick)
+    assert type(error) is CommClosed, repr(error)
     """
     run(tmp_path, 1, body, env=HANGS)
 
@@ -207,16 +196,15 @@ def test_call_waits_for_another_threads(tmp_path):
     body = """
     comm = join()
     comm.timeout_s = 1.0
-    x = np.ones(3, "f4")
     errors = []
-    thread = threading.Thread(target=lambda: errors.append(caught(all_reduce, comm, x, x)))
+    def check():
+        comm.timeout_s = 30.0
+        errors.append(caught(comm.check, "Bcast"))
     began = time.monotonic()
-    thread.start()
-    time.sleep(0.3)
-    error = caught(comm.check, "Bcast")
-    assert 0.9 < time.monotonic() - began < 10
-    thread.join()
-    assert type(errors[0]) is CommTimeout
+    late = while_waiting(comm, check)
+    assert 0.9 < time.monotonic() - began < 30
+    assert type(late) is CommTimeout
+    (error,) = errors
     assert type(error) is CommClosed and "aborted" in str(error) and error.call == "Bcast", repr(error)
     """
     run(tmp_path, 1, body, env=HANGS)
@@ -229,9 +217,7 @@ def test_call_from_a_signal_handler(tmp_path):
     comm.timeout_s = 2.0
     seen = []
     signal.signal(signal.SIGALRM, lambda *_: seen.append(caught(comm.check, "Bcast")))
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    x = np.ones(3, "f4")
-    error = caught(all_reduce, comm, x, x)
+    error = while_waiting(comm, lambda: os.kill(os.getpid(), signal.SIGALRM))
     assert type(error) is CommTimeout and type(seen[0]) is RuntimeError, (error, seen)
     """
     run(tmp_path, 1, body, env=HANGS)

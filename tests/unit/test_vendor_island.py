@@ -141,7 +141,7 @@ began = time.monotonic()
 error = caught(island)
 assert type(error) is NcclError and (error.code, error.peer) == (1, (1,)), repr(error)
 assert str(error).startswith("Comm: rank 1: ncclCommInitRankConfig of NCCL"), str(error)
-assert time.monotonic() - began < 10
+assert time.monotonic() - began < 15
 """
     run(tmp_path, 3, body(program), per_rank=[{}, {"FAKE_CCL_FAIL": "ncclCommInitRankConfig=1"}, {}])
 
@@ -157,13 +157,13 @@ assert type(error) is CommTimeout and error.peer == (0, 1), repr(error)
 def test_a_call_that_hangs_in_the_library(tmp_path):
     """The watch ends a call whose peer does not come."""
     program = """
-comm = island(timeout=2.0)
+comm = island()
 comm.timeout_s = 1.0
 if rank == 0:
     began = time.monotonic()
     error = caught(comm.Split, 0, 0)
     assert type(error) is CommTimeout and error.call == "Split", repr(error)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 15
     assert type(caught(comm.check, "Bcast")) is CommTimeout
     comm.close()
     assert live() == 0

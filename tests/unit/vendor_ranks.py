@@ -10,14 +10,17 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
+
+import numpy as np
 
 from fakes.build import build
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN_S = 60
-MEET_S = 20
+RUN_S = 180
+MEET_S = 60
 POLL_S = 0.005
 # NCCL's numbers.
 DTYPES = {
@@ -186,6 +189,25 @@ def call(comm, function, slot, *arguments):
 def all_reduce(comm, send, recv, dtype="float32", op="sum"):
     """Sum, or the like, of every rank's send in recv."""
     call(comm, "ncclAllReduce", "all_reduce", send, recv, len(send), DTYPES[dtype], OPS[op])
+
+
+def while_waiting(comm, action):
+    """Begin an all-reduce that stays in progress, and wait for it; the exception that the wait raises.
+
+    action : run on a thread of its own once this thread waits: no sooner, since the wait is the first to let go of the
+             GIL, which nobody may ask for
+    """
+    sys.setswitchinterval(1000)
+    begin = threading.Event()
+    thread = threading.Thread(target=lambda: begin.wait() and action())
+    thread.start()
+    x = np.ones(3, "f4")
+    arguments = (x, x, len(x), DTYPES["float32"], OPS["sum"], comm.address)
+    code = library().ncclAllReduce(*map(native, arguments), None)
+    begin.set()
+    error = caught(comm.wait, code, "AllReduce", "all_reduce")
+    thread.join()
+    return error
 
 
 def live():
