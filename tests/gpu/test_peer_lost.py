@@ -58,7 +58,7 @@ def ranks_of(case):
 
 
 def pool_of(request, test, loss_of):
-    """The jobs of a test's selected cases that can run here, ahead of the tests: they mostly wait. loss_of: of a case"""
+    """The jobs of those selected cases of a test that can run here, ahead of the tests. loss_of: the job of a case"""
     chosen = [item.callspec.params for item in request.session.items if getattr(item, "function", None) is test]
     return jobs.Pool(loss_of(**case) for case in chosen if not device_jobs.missing(case["place"], ranks_of(case)))
 
