@@ -195,6 +195,14 @@ class Job:
         self.kill()
         return self
 
+    def ends_within(self, seconds):
+        """Whether the launcher has ended, or does so within this time."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def _marked(self):
         """The pids of all processes of the job that still run."""
         return {int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _has_mark(pid, self._mark)}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from device_support import NEXT, PREVIOUS, RANK, SIZE, WORLD, Device, device_works, ramp, total, zeros
 from mpi4py import MPI
-from support import equal, raises, run_checks, still_works
+from support import equal, raises, run_checks, signal_in_wait, still_works
 
 import hetccl
 from hetccl import _buffer
@@ -22,9 +22,10 @@ class Interrupted(Exception):
     pass
 
 
-def after(seconds, handler):
+def handled_in_wait(handler):
+    """Have a signal handler run once this thread waits."""
     signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal_in_wait(signal.SIGALRM)
 
 
 def check_receive_before_group(comm):
@@ -139,9 +140,10 @@ def check_calls_from_a_signal_handler(comm):
                 call()
             caught.extend(errors)
 
-    after(0.3, handle)
+    send, out = Device(ramp()), zeros()
     with raises(hetccl.CommTimeout):
-        comm.Allreduce(Device(ramp()).array, zeros().array)
+        handled_in_wait(handle)
+        comm.Allreduce(send.array, out.array)
     assert len(caught) == 4
     comm.Free()
 
@@ -155,8 +157,8 @@ def check_interrupted_wait(comm):
     def handle(*_):
         raise Interrupted
 
-    after(0.3, handle)
     with raises(Interrupted):
+        handled_in_wait(handle)
         request.Wait()
     del send, out, request
     gc.collect()

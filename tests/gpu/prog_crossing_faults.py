@@ -9,7 +9,7 @@ import sys
 import time
 
 import numpy as np
-from device_support import RANK, SIZE, Device, device_works, ramp, zeros
+from device_support import RANK, SIZE, WORLD, Device, device_works, ramp, zeros
 from support import Report, make_comm, say_error, still_works, wait_for_reports
 
 import hetccl
@@ -56,6 +56,8 @@ def set_up(comm, what):
 
 def main():
     report, what = Report(sys.argv[1]), sys.argv[3]
+    # The time-out may be shorter than what one rank's start takes longer than another's.
+    WORLD.Barrier()
     comm = make_comm()
     if what != "set_up":
         device_works(comm)

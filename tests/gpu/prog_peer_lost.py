@@ -26,7 +26,7 @@ def main():
     out.get()
     report.write(ready=True)
     if RANK == 1:
-        time.sleep(120)
+        time.sleep(600)
     begin = time.monotonic()
     try:
         if what == "idle":

@@ -4,16 +4,12 @@ What the fakes show is hetccl's own code, its order of streams, events and waits
 """
 
 import functools
-import signal
-import tempfile
-import time
 
 import crossing_cases
 import device_jobs
 import pytest
-from test_peer_lost import LIMIT_S, wait_until_ready
+from test_peer_lost import Loss, pool_of
 
-import launch
 from mpi import jobs
 
 CHECKS, STREAMS, OF_STREAMS = (
@@ -143,35 +139,33 @@ def test_check(program, layout, name, runs):
     runs.verify(program, layout, name)
 
 
+def loss_of(place, islands, env, what):
+    return Loss(islands, what, tuple(variables(place, "G" * len(islands), env).items()))
+
+
+@pytest.fixture(scope="module")
+def losses(request):
+    running = pool_of(request, test_killed_rank, loss_of)
+    yield running
+    running.close()
+
+
 @pytest.mark.parametrize("what", ["call", "wait", "idle"])
 @pytest.mark.parametrize(
     "place, islands, env", [("fake", "AB", QUEUES), ("fake", "AAB", ONE_QUEUE), ("cupy", "AB", ())], ids=str
 )
-def test_killed_rank(place, islands, env, what):
+def test_killed_rank(place, islands, env, what, losses):
     """No stream hangs, and the others raise PeerError in bounded time."""
-    ranks = len(islands)
-    why = device_jobs.missing(place, ranks)
+    why = device_jobs.missing(place, len(islands))
     if why:
         pytest.skip(why)
-    program = device_jobs.HERE / "prog_peer_lost.py"
-    options = {"env": variables(place, "G" * ranks, env), "per_rank_env": jobs.environment(islands), "keep_alive": True}
-    with tempfile.TemporaryDirectory() as folder:
-        with launch.start(ranks, program, folder, islands, what, **options) as job:
-            wait_until_ready(folder, ranks)
-            time.sleep(0.5)
-            launch._signal(job.pid(1), signal.SIGKILL)
-            job.wait(LIMIT_S)
-        lines = jobs.Outcome(jobs.read_reports(folder, ranks), job.report())
-    errors, survivors = lines.by_rank("error"), [rank for rank in range(ranks) if rank != 1]
-    assert sorted(errors) == survivors, lines.text
-    for rank in survivors:
-        assert "PeerError" in errors[rank]["classes"] and 1 in errors[rank]["peers"], errors[rank]
-    assert sorted(lines.by_rank("freed")) == survivors, lines.text
+    loss = loss_of(place, islands, env, what)
+    loss.check(losses[loss])
 
 
-def faulty(what, env):
-    """{rank: what its report says}, of a job of two ranks in which rank 1 is at fault."""
-    options = {"env": {**variables("fake", "GG", env), "HETCCL_TIMEOUT": "3"}, "timeout": 90}
+def faulty(what, env, timeout="60"):
+    """{rank: what its report says}, of a job of two ranks in which rank 1 is at fault. timeout: HETCCL_TIMEOUT"""
+    options = {"env": {**variables("fake", "GG", env), "HETCCL_TIMEOUT": timeout}, "timeout": 240}
     outcome = jobs.run(device_jobs.HERE / "prog_crossing_faults.py", "AB", what, **options)
     assert sorted(outcome.by_rank("freed")) == [0, 1], outcome.text
     assert all(line["freed"] for line in outcome.by_rank("freed").values()), outcome.lines
@@ -182,7 +176,7 @@ def faulty(what, env):
 @pytest.mark.parametrize("env", [QUEUES, ONE_QUEUE], ids=["queues", "one_queue"])
 def test_rank_never_calls(what, env):
     """The stream goes on, and Wait raises CommTimeout that names the rank."""
-    errors, outcome = faulty(what, env)
+    errors, outcome = faulty(what, env, timeout="3")
     assert list(errors) == [0], outcome.text
     assert "CommTimeout" in errors[0]["classes"] and errors[0]["peers"] == [1], errors
 

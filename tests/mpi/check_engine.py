@@ -18,8 +18,9 @@ import hetccl
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()
 LAST = SIZE - 1
-# So late is a rank that others wait for, and so long is the time-out of checks that run into one.
-LATE_S, TIMEOUT_S = 0.3, 1.5
+# So late is a rank that others wait for, and so long is the time-out of checks that run into one, and of those that
+# must not.
+LATE_S, TIMEOUT_S, PATIENCE_S = 0.3, 1.5, 3.0
 
 
 @contextlib.contextmanager
@@ -27,6 +28,7 @@ def comm_with(timeout_s):
     """A communicator with a time-out of its own."""
     before = os.environ.get("HETCCL_TIMEOUT")
     os.environ["HETCCL_TIMEOUT"] = str(timeout_s)
+    WORLD.Barrier()
     try:
         comm = make_comm()
     finally:
@@ -178,8 +180,8 @@ def check_signal_in_a_test_loop_breaks_nothing(comm):
     if RANK == 0:
         before = signal.signal(signal.SIGALRM, enough)
         for _ in range(5):
-            signal.setitimer(signal.ITIMER_REAL, 0.07)
             with raises(Enough):
+                signal.setitimer(signal.ITIMER_REAL, 0.07)
                 while not request.Test():
                     pass
         signal.signal(signal.SIGALRM, before)
@@ -208,12 +210,12 @@ def check_freed_persistent_request_does_not_start(comm):
 
 def check_only_waiting_counts(comm):
     """Test, compute for longer than the time-out, and go on."""
-    with comm_with(TIMEOUT_S) as mine:
+    with comm_with(PATIENCE_S) as mine:
         out = np.zeros(3)
         request, other = mine.Irecv(out, LAST), mine.Irecv(out, LAST, 5)
         request.Test()
         other.Test()
-        time.sleep(1.5 * TIMEOUT_S)
+        time.sleep(1.2 * PATIENCE_S)
         assert not request.Test() or RANK == LAST
         if RANK == LAST:
             time.sleep(LATE_S)
@@ -228,7 +230,7 @@ def check_only_waiting_counts(comm):
 
 def check_waiting_for_any_while_others_come(comm):
     """A request that stays pending for longer than the time-out, in a list of which others complete all the time."""
-    with comm_with(TIMEOUT_S) as mine:
+    with comm_with(PATIENCE_S) as mine:
         end, out = np.zeros(1), np.zeros(3)
         if RANK == 0:
             ending, served = mine.Irecv(end, LAST, 9), 0
@@ -236,9 +238,10 @@ def check_waiting_for_any_while_others_come(comm):
                 served += 1
             assert served >= 10, served
         elif RANK == LAST:
-            begin = time.monotonic()
-            while time.monotonic() - begin < 2 * TIMEOUT_S:
+            begin, sent = time.monotonic(), 0
+            while time.monotonic() - begin < 1.3 * PATIENCE_S or sent < 10:
                 mine.Send(np.ones(3), 0, 1)
+                sent += 1
                 time.sleep(0.05)
             mine.Send(end, 0, 9)
         WORLD.Barrier()

@@ -9,22 +9,28 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
-from support import equal, make_comm, process_counts, resident_bytes, run_checks, still_works
+from support import equal, make_comm, resident_bytes, run_checks, settled_counts, start_to_wait, still_works
 
 import hetccl
 from hetccl.net import connector, network
 
 WORLD = MPI.COMM_WORLD
 SIZE, RANK = WORLD.Get_size(), WORLD.Get_rank()
-# A rank that waits this long shows whether its other threads run; a ticking thread wants a turn every TICK_S.
+# So late is a rank that others wait for; a ticking thread wants a turn every TICK_S.
 WAIT_S, TICK_S = 0.6, 0.01
+# Turns of another thread that show that it runs in a wait: one that begins it and one that ends it would come anyway.
+TICKS, TICKING_S = 8, 20
 
 
 class Ticker:
-    """Counts turns of a Python thread while the block runs."""
+    """Counts turns of a Python thread while the block runs; writes a file after enough of them."""
+
+    def __init__(self, path):
+        self.path = path
 
     def __enter__(self):
         self.ticks, self.stopped = 0, threading.Event()
@@ -35,6 +41,8 @@ class Ticker:
     def run(self):
         while not self.stopped.wait(TICK_S):
             self.ticks += 1
+            if self.ticks == TICKS:
+                self.path.touch()
 
     def __exit__(self, *exc):
         self.stopped.set()
@@ -42,29 +50,30 @@ class Ticker:
 
 
 def check_other_threads_run_while_a_rank_waits(comm):
-    """The GIL is not held: 60 turns fit in the wait; one that begins and one that ends it would come anyway."""
-    out, big = np.zeros(4), np.zeros(1 << 19)
-    for wait in (
-        lambda: comm.Barrier(),
-        lambda: comm.Allreduce(np.ones(4), out),
-        lambda: comm.Allreduce(np.ones(1 << 19), big),
-        lambda: comm.Bcast(out, root=SIZE - 1),
-        lambda: comm.Allgather(np.ones(1), np.zeros(SIZE)),
-        lambda: comm.Sendrecv(out, (RANK + 1) % SIZE, 0, np.zeros(4), (RANK - 1) % SIZE, 0),
-        lambda: comm.Send(out, 0) if RANK == SIZE - 1 else comm.Recv(out, SIZE - 1) if RANK == 0 else None,
-        lambda: make_comm().Free(),
-    ):
+    """The GIL is not held: the last rank comes when other threads of all who wait for it have had their turns."""
+    out, big, others = np.zeros(4), np.zeros(1 << 19), range(SIZE - 1)
+    waits = (
+        (others, lambda: comm.Barrier()),
+        (others, lambda: comm.Allreduce(np.ones(4), out)),
+        (others, lambda: comm.Allreduce(np.ones(1 << 19), big)),
+        (others, lambda: comm.Bcast(out, root=SIZE - 1)),
+        (others, lambda: comm.Allgather(np.ones(1), np.zeros(SIZE))),
+        ([0], lambda: comm.Sendrecv(out, (RANK + 1) % SIZE, 0, np.zeros(4), (RANK - 1) % SIZE, 0)),
+        ([0], lambda: comm.Send(out, 0) if RANK == SIZE - 1 else comm.Recv(out, SIZE - 1) if RANK == 0 else None),
+        (others, lambda: make_comm().Free()),
+    )
+    for number, (who, wait) in enumerate(waits):
+        paths = {rank: Path(sys.argv[1], f"ticks.{number}.{rank}") for rank in who}
         comm.Barrier()
-        if RANK == SIZE - 1:
-            time.sleep(WAIT_S)
-            wait()
+        if RANK in who:
+            with Ticker(paths[RANK]) as ticker:
+                wait()
+            assert ticker.ticks >= TICKS, f"{ticker.ticks} turns while it waited"
             continue
-        start = time.monotonic()
-        with Ticker() as ticker:
-            wait()
-            waited = time.monotonic() - start
-        if waited > WAIT_S / 2:
-            assert ticker.ticks >= 8, f"{ticker.ticks} ticks in {waited:.2f} s"
+        end = time.monotonic() + TICKING_S
+        while RANK == SIZE - 1 and not all(path.exists() for path in paths.values()) and time.monotonic() < end:
+            time.sleep(TICK_S)
+        wait()
 
 
 def check_two_communicators_in_two_threads(comm):
@@ -280,13 +289,6 @@ def check_buffers_are_released(comm):
     data.append(2.0)
 
 
-def await_counts(wanted):
-    """Give the threads that speak to other ranks for a moment, and their sockets, the time to end."""
-    deadline = time.monotonic() + 60
-    while process_counts()[:2] > wanted[:2] and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
 def check_thousand_communicators(comm):
     """Built and freed: open files, threads and mappings are as before, memory does not grow."""
     still_works(comm)  # connected before anything is counted: a rank that is done uses it while others count
@@ -297,9 +299,7 @@ def check_thousand_communicators(comm):
                 still_works(other)
         if number in (200, 1000):
             gc.collect()
-            if number == 1000:
-                await_counts(measured[200][0])
-            measured[number] = (process_counts(), resident_bytes())
+            measured[number] = (settled_counts(), resident_bytes())
     (counts, memory), (counts_after, memory_after) = measured[200], measured[1000]
     assert counts_after[:2] == counts[:2], f"files, threads: {counts} -> {counts_after}"
     # The allocator may map an arena or two of its own, and one for each thread that connects ranks over a network.
@@ -335,8 +335,7 @@ def check_free_waits_for_other_threads(comm):
     out = np.zeros(3)
     if RANK == 0:
         receiver = threading.Thread(target=mine.Recv, args=(out, SIZE - 1))
-        receiver.start()
-        time.sleep(WAIT_S / 2)
+        start_to_wait(receiver)
         mine.Free()
         receiver.join()
         equal(out, np.arange(3.0))

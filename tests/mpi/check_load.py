@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 from mpi4py import MPI
-from support import equal, process_counts, resident_bytes, run_checks, still_works
+from support import equal, resident_bytes, run_checks, settled_counts, still_works
 
 import hetccl
 
@@ -94,7 +94,7 @@ def check_copies_leak_nothing(comm):
         copy.Free()
         if number in (100, 400):
             gc.collect()
-            measured[number] = (process_counts(), resident_bytes())
+            measured[number] = (settled_counts(), resident_bytes())
     (counts, memory), (counts_after, memory_after) = measured[100], measured[400]
     assert counts_after[:2] == counts[:2], f"files, threads: {counts} -> {counts_after}"
     assert counts_after[2] <= counts[2] + 4, f"mappings: {counts} -> {counts_after}"

@@ -63,7 +63,7 @@ class Outcome:
         return found
 
 
-def run(program, layout, *args, timeout=120, per_rank_env=None, **options):
+def run(program, layout, *args, timeout=300, per_rank_env=None, **options):
     """Run a program of this folder; its arguments are <report folder> <layout> *args. A job that had to be killed or
     failed gives its lines all the same: what they lack is for the test to find. per_rank_env: instead of the islands
     of the layout."""
@@ -104,7 +104,7 @@ def faults(by_case, wanted, ranks):
     return wrong
 
 
-def run_alone(program, *args, timeout=120, env=None):
+def run_alone(program, *args, timeout=300, env=None):
     """Run a program of this folder in one process without mpirun."""
     with tempfile.TemporaryDirectory() as folder:
         environ = launch.inherited()
@@ -199,7 +199,7 @@ class CheckRuns:
         env = {"HETCCL_TIMEOUT": "30"}
         if layout == ALONE:
             return run_alone(program, *names, env=env)
-        return run(program, layout, *names, env=env, timeout=200)
+        return run(program, layout, *names, env=env, timeout=400)
 
     def ranks(self, layout):
         return 1 if layout == ALONE else len(layout)

@@ -24,7 +24,7 @@ VICTIM, SURVIVOR = 0, 1
 TAG = 7
 SMALL, LARGE = 5, 1 << int(sys.argv[4])
 MESSAGES, LARGE_MESSAGES = 10, 8
-LIMIT_S = 30
+LIMIT_S = 120
 # So long both sides may work on what is possible in a state.
 SETTLE_S = 0.3
 NEVER = 3600

@@ -147,16 +147,26 @@ def signal_in_wait(*numbers, before=None):
 
     def send():
         begin.wait()
+        sys.setswitchinterval(interval)
         for number in numbers:
             time.sleep(0.3)
             if before:
                 before()
             os.kill(os.getpid(), number)
 
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     begin = threading.Event()
     threading.Thread(target=send, daemon=True).start()
     begin.set()
+
+
+def start_to_wait(thread):
+    """Start a thread; returns when it waits, or ends: until it lets go of the GIL no other thread runs."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    thread.start()
+    sys.setswitchinterval(interval)
 
 
 def rank_labels():
@@ -189,6 +199,16 @@ def run_checks(checks, build=make_comm):
 def resident_bytes():
     """Memory of this process that is in RAM."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def settled_counts():
+    """process_counts() when files and threads have not changed for half a second: threads that end have ended."""
+    end, counts, same = time.monotonic() + 60, process_counts(), 0
+    while same < 5 and time.monotonic() < end:
+        time.sleep(0.1)
+        before, counts = counts, process_counts()
+        same = same + 1 if counts[:2] == before[:2] else 0
+    return counts
 
 
 def process_counts():

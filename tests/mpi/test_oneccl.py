@@ -86,7 +86,7 @@ def test_ends_well(layout, results):
 @pytest.mark.parametrize("program, names", CHECKS)
 def test_checks(program, names):
     chosen = jobs.check_names(program) if names == "all" else names.split(",")
-    outcome = jobs.run(program, "AA", *chosen, env=ENV, timeout=200)
+    outcome = jobs.run(program, "AA", *chosen, env=ENV, timeout=400)
     ran = {(line["name"], line["rank"]): line["problem"] for line in outcome.lines}
     assert {key: problem for key, problem in ran.items() if problem} == {}
     assert sorted(ran) == sorted((name, rank) for name in chosen for rank in range(2)), outcome.text

@@ -20,7 +20,7 @@ class OverTcp(jobs.CheckRuns):
 
     def start(self, program, layout, names):
         env = {"HETCCL_TIMEOUT": "30", "HETCCL_TRANSPORT": "tcp"}
-        return jobs.run(program, layout, *names, env=env, timeout=200)
+        return jobs.run(program, layout, *names, env=env, timeout=400)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ A job runs all files that are run with its number of ranks; it is started at the
 
 import collections
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,8 +14,9 @@ from mpi import jobs
 from mpi4py_suite import expected
 
 HERE = Path(__file__).resolve().parent
-# Several times what a job takes on two busy cores.
-JOB_S = 400
+# Several times what a job takes on two busy cores, and its longest test.
+JOB_S, SILENCE_S = 1200, 200
+LOOK_S = 0.1
 # Jobs for one number of ranks: a test that hangs or crashes costs one, and the next goes on behind it.
 MOST_JOBS = 4
 
@@ -33,15 +35,16 @@ def of_ranks(lines):
     return Result(worst["outcome"], why)
 
 
-def run(tests_folder, subject, files, ranks, mpi=None, timeout_s=JOB_S):
+def run(tests_folder, subject, files, ranks, mpi=None, silence_s=SILENCE_S):
     """Run test files in jobs of `ranks` ranks.
 
-    subject : "hetccl", or "mpi" for mpi4py's own communicators
+    subject   : "hetccl", or "mpi" for mpi4py's own communicators
+    silence_s : how long no test may end, once the first has begun
     Returns : dict, the tests' names in their order -> Result
     """
     results, last_done = {}, ""
     for _ in range(MOST_JOBS):
-        names, lines, text = _job(tests_folder, subject, files, ranks, last_done, mpi, timeout_s)
+        names, lines, text = _job(tests_folder, subject, files, ranks, last_done, mpi, silence_s)
         if not names:
             raise AssertionError(f"the job ended before its first test\n{text}")
         for name in names[names.index(last_done) + 1 if last_done else 0 :]:
@@ -54,17 +57,14 @@ def run(tests_folder, subject, files, ranks, mpi=None, timeout_s=JOB_S):
     return {name: results.get(name, Result("unfinished", "too many tests ended their jobs")) for name in names}
 
 
-def _job(tests_folder, subject, files, ranks, last_done, mpi, timeout_s):
+def _job(tests_folder, subject, files, ranks, last_done, mpi, silence_s):
     """(names of all tests, {name: lines of the ranks that finished it}, all output)"""
     with tempfile.TemporaryDirectory() as folder:
         arguments = (folder, tests_folder, subject, last_done, *files)
         # What claims to lie on a GPU lies in host memory: no driver shall get it.
-        env = {"HETCCL_TIMEOUT": "15", "HETCCL_CUDA_LIB": expected.NO_DRIVER}
-        options = {"env": env, "mpi": mpi, "timeout": timeout_s, "check": False}
-        try:
-            text = launch.mpirun(ranks, HERE / "prog_suite.py", *arguments, **options).report()
-        except launch.JobTimeout as error:
-            text = str(error)
+        env = {"HETCCL_TIMEOUT": "60", "HETCCL_CUDA_LIB": expected.NO_DRIVER}
+        with launch.start(ranks, HERE / "prog_suite.py", *arguments, env=env, mpi=mpi) as job:
+            text = _watched(job, folder, silence_s)
         names, lines = [], collections.defaultdict(list)
         for line in jobs.read_reports(folder, ranks):
             if "names" in line:
@@ -72,6 +72,23 @@ def _job(tests_folder, subject, files, ranks, last_done, mpi, timeout_s):
             else:
                 lines[line["name"]].append(line)
     return names, lines, text
+
+
+def _watched(job, folder, silence_s):
+    """All that a job has printed, when it has ended, or its time is over, or that of the test it is at."""
+    begin = heard = time.monotonic()
+    nbytes = 0
+    while not job.ends_within(LOOK_S):
+        now, written = time.monotonic(), sum(path.stat().st_size for path in Path(folder).iterdir())
+        if written > nbytes:
+            heard, nbytes = now, written
+        # Before the names of its tests have come, a job starts up.
+        if now - begin > JOB_S or nbytes and now - heard > silence_s:
+            break
+    try:
+        return job.wait(0).report()
+    except launch.JobTimeout as error:
+        return str(error)
 
 
 def foretold(outcome, why, entry):

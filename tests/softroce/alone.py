@@ -25,6 +25,9 @@ WAIT_S = 100
 GID_INDEX = 1
 # A retry_cnt: rxe repeats without end. With any other, chance has it that now and then all attempts are lost.
 ENDLESS = 7
+# A timeout (17 s): far beyond what a large write takes where the guest has little of its host's time. Sent again before
+# it is through, it would never be.
+PATIENT = 22
 FAST_FAILURE = {"timeout": 14, "retry_cnt": 1, "rnr_retry": 1}
 
 
@@ -78,7 +81,7 @@ class End:
 
     def __init__(self, device, nbytes=1 << 20, receives=512, port=None, **settings):
         self.own_port = port is None
-        self.port = port or RdmaPort(card(device), receives=receives, settings=settings)
+        self.port = port or RdmaPort(card(device), receives=receives, settings={"timeout": PATIENT, **settings})
         self.rail = self.port.rail(1, 0)
         self.trial = Trial(self.port, self.rail)
         self.memory = mmap.mmap(-1, nbytes)

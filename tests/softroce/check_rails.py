@@ -350,7 +350,7 @@ def check_loss_of_ten_percent():
 
 def _lossy(percent, count):
     nbytes = 1 << 16
-    with pair(nbytes=1 << 22, timeout=10, retry_cnt=ENDLESS) as (a, b), loss(percent, "nic0", "nic1"):
+    with pair(nbytes=1 << 22, timeout=14, retry_cnt=ENDLESS) as (a, b), loss(percent, "nic0", "nic1"):
         for i in range(count):
             a.memory[:nbytes] = bytes([i % 256]) * nbytes
             post(a, b, nbytes, target=(i % 64) << 16, imm=i)

@@ -1,8 +1,10 @@
 """Island lists and plans that the tests of hetccl.plan go through."""
 
+import ctypes
+import signal
 from random import Random
 
-from hetccl.plan import applicable, build
+from hetccl.plan import applicable, build, verify
 from hetccl.plan.steps import ROOTED, SCANS
 
 
@@ -59,3 +61,36 @@ def plans(collective, islands, roots):
             for root in roots if collective in ROOTED else (0,):
                 for in_place in (False, True) if collective == "alltoall" else (False,):
                     yield build(collective, islands, root, algorithm, inner, in_place)
+
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent():
+    """Have this process killed when the one that started it ends, however that one does."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def few_ranks(collective, size):
+    """Verify the plans of a collective for all lists of islands of so many ranks; returns how many there were."""
+    return _verify(collective, ((islands, range(size)) for islands in set_partitions(size)))
+
+
+def many_ranks(collective, size):
+    """The same for all lists of sizes, of islands one behind the other."""
+    return _verify(collective, ((contiguous(sizes), (size // 2,)) for sizes in size_partitions(size)))
+
+
+def many_interleaved(collective, size):
+    """The same for some lists of sizes, over ranks in any order."""
+    chosen = enumerate(size_partitions(size))
+    return _verify(collective, ((interleaved(sizes, seed), (seed % size,)) for seed, sizes in chosen if seed % 5 == 0))
+
+
+def _verify(collective, lists):
+    count = 0
+    for islands, roots in lists:
+        for plan in plans(collective, islands, roots):
+            verify(plan)
+            count += 1
+    return count

@@ -190,7 +190,7 @@ def test_a_sleeper_is_woken(pair):
         assert not b.trial.sleep(0)
         write(a, body(k, 1 + 5000 * k), target, imm=k)
         while len(b.trial.told()) == k:
-            assert b.trial.sleep(10)
+            assert b.trial.sleep(60)
             while b.poll() or not b.arm():
                 a.poll()
         settle(a, b)
@@ -279,12 +279,14 @@ def test_a_killed_peer_is_noticed(state):
                 end.trial.write([data], address, rkey, imm=k)
                 end.poll()
             peer.send_signal(signal.SIGKILL)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 100
             while end.trial.state == "up":
                 assert time.monotonic() < deadline
                 end.poll()
             assert end.trial.fault[0] == FAULT_SOCKET
-            assert end.rail.fault() in ("the peer closed the connection", "Connection reset by peer")
+            # The kernel's words depend on whether this side was reading or writing, and on what the peer left unread.
+            closed = ("the peer closed the connection", "Connection reset by peer", "Broken pipe")
+            assert end.rail.fault() in closed
             end.close()
 
 

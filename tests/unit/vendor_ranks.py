@@ -197,9 +197,16 @@ def while_waiting(comm, action):
     action : run on a thread of its own once this thread waits: no sooner, since the wait is the first to let go of the
              GIL, which nobody may ask for
     """
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     begin = threading.Event()
-    thread = threading.Thread(target=lambda: begin.wait() and action())
+
+    def act():
+        begin.wait()
+        sys.setswitchinterval(interval)
+        action()
+
+    thread = threading.Thread(target=act)
     thread.start()
     x = np.ones(3, "f4")
     arguments = (x, x, len(x), DTYPES["float32"], OPS["sum"], comm.address)
