@@ -150,7 +150,7 @@ def _mpi(settings, launched):
     found = job.find_mpi(may_initialize=not launched)
     if found.problem:
         raise job.MpiMissing(found.problem)
-    return found, job.world(settings.timeout)
+    return found, job.world(max(settings.timeout, job.PROBE_SECONDS))
 
 
 def _started(rank):
