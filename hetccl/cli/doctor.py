@@ -98,7 +98,7 @@ def _examine(args, settings, problem, comm, mpi, mpi_check):
         found = [[*checks, *slow_checks(measured or ())] for checks in found]
     findings = merge(found)
     if mine == 0:
-        links = page.links_of(everyone, measured)
+        links = page.links_of(everyone, seen.nets, measured)
         if args.json:
             print(json.dumps(page.as_json(findings, seen, everyone, links, measured), indent=2))
         else:

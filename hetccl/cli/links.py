@@ -37,10 +37,11 @@ def pcie(folder, fastest=False):
 
 
 def gpu(pci, roots=topology.ROOTS):
-    """The PCIe link of a rank's GPU. pci : its address, "" for none. Returns Limit."""
+    """The PCIe link of a rank's GPU. pci : its address, "" for none. Returns Limit, without a GPU with an empty why."""
     if not pci:
-        return Limit(None, "no GPU, or one whose address is not known")
-    return pcie(roots.sys / "bus/pci/devices" / pci, fastest=True)
+        return Limit(None, "")
+    bus = pcie(roots.sys / "bus/pci/devices" / pci, fastest=True)
+    return Limit(bus.gb_s, f"the GPU's bus, {bus.why} at its fastest" if bus.gb_s else "the GPU's bus: PCIe unknown")
 
 
 def memory(roots=topology.ROOTS):
@@ -81,7 +82,7 @@ def rails(ends):
             return Limit(None, f"unknown: {' and '.join(port['name'] for port in pair)} tell no rate")
         total += least.gb_s
         whys.append(least.why)
-    return Limit(total, " + ".join(whys))
+    return Limit(total, " + ".join(sorted(whys)))
 
 
 def tcp(pair, interfaces, their_interfaces):

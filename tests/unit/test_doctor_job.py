@@ -62,7 +62,7 @@ def test_a_big_job_is_a_page(nhosts, per_host, nvidia):
         [[Check("rails", "ok", each.host), Check("cores", "warn", f"{each.host} x")] for each in members]
     )
     told = [{"ways": mine, "versions": {}} for mine in ways]
-    text = page.text(findings, members, seen.matrix, page.links_of(told, None), [])
+    text = page.text(findings, members, seen.matrix, page.links_of(told, [], None), [])
     assert len(text.splitlines()) <= 60 and max(map(len, text.splitlines())) < 200
     assert f"{nvidia} hosts gpu[0000-{nvidia - 1:04d}]" in text and "more lines; --json has them" in text
 
@@ -134,6 +134,22 @@ def test_pcie(tmp_path, speed, width, gb_s):
     assert links.pcie(tmp_path / "none") == (None, "PCIe unknown")
 
 
+def test_bus_of_a_gpu(maker):
+    """It slows its link down while nothing runs: the highest speed counts."""
+    bus = maker.roots.sys / "bus/pci/devices/0000:1b:00.0"
+    bus.mkdir(parents=True)
+    for name, text in (
+        ("current_link_speed", "2.5 GT/s"),
+        ("max_link_speed", "32.0 GT/s"),
+        ("current_link_width", "16"),
+    ):
+        (bus / name).write_text(f"{text}\n")
+    seen, ways = maker.job(cluster(2, 1, 1), {})
+    (link,) = (link for link in page.links_of([{"ways": mine} for mine in ways], seen.nets, None) if link.kind == "gpu")
+    assert link.pairs == 2 and link.gb_s == pytest.approx(63.0, rel=1e-3)
+    assert "2 GPUs" in page.link_lines([link])[0]
+
+
 def smbios(size=16384, width=64, speed=4800, configured=4400):
     raw = bytearray(0x22)
     for at, value in ((0x0A, width), (0x0C, size), (0x15, speed), (0x20, configured)):
@@ -172,7 +188,7 @@ def test_expected_bandwidth_of_rails_and_tcp(maker):
     assert "mlx5_0:1 100 Gb/sec" in expected[1]["why"] and "mlx5_1:1 PCIe 8 GT/s x4" in expected[1]["why"]
     assert (expected[2]["gb_s"], expected[2]["why"]) == (1.25, "eth0 10000 Mb/s")
     told = [{"ways": mine} for mine in ways]
-    found = page.links_of(told, None)
+    found = page.links_of(told, [], None)
     assert Counter({link.kind: link.pairs for link in found}) == {"verbs": 1, "tcp": 2}
     assert "16.4" in "\n".join(page.link_lines(found))
 
