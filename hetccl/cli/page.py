@@ -113,7 +113,7 @@ def folded_members(members):
 def links_of(everyone, nets, measured):
     """The job's links, like ones together: list of Links.
 
-    everyone : of each rank {"ways"}     nets : of each rank network.Sight     measured : list of pairs.Measured, or None
+    everyone, nets : of each rank {"ways"}, and network.Sight     measured : list of pairs.Measured, or None
     """
     counts = {}
     for rank, told in enumerate(everyone):
