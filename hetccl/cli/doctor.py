@@ -12,6 +12,7 @@ from hetccl.cli import gpu, host, job, jobmap, limits, network, page, pairs, rdm
 from hetccl.cli.host import Check
 from hetccl.errors import CommTimeout, HetcclError
 
+NAMED_PAIRS = 8
 ADVICE_SLOW = "look for other work on these hosts, a cable or port that runs at a lower rate, and HETCCL_IB_HCA"
 
 
@@ -139,10 +140,12 @@ def host_buffers(settings):
 
 
 def slow_checks(measured):
-    """A line for each pair that is much slower than it should be, and one if there is none. measured : of pairs"""
-    for pair, gb_s, what in pairs.slow(measured):
-        text = f"ranks {pair.low} and {pair.high} by {pair.kind}: {pair.gb_s:.2f} GB/s"
-        yield Check("bandwidth", "warn", f"{text}, less than half of {gb_s:.2f} ({what})", ADVICE_SLOW)
+    """A line for pairs that are much slower than they should be. measured : list of pairs.Measured"""
+    for alike, gb_s, what in pairs.slow(measured):
+        each = ", ".join(f"{pair.low}-{pair.high} {pair.gb_s:.2f}" for pair in alike[:NAMED_PAIRS])
+        more = f", and {len(alike) - NAMED_PAIRS} more" if len(alike) > NAMED_PAIRS else ""
+        text = f"pairs by {alike[0].kind} have less than half of {gb_s:.3g} GB/s ({what}): {each}{more}"
+        yield Check("bandwidth", "warn", text, ADVICE_SLOW)
 
 
 def _mpi(settings, launched):

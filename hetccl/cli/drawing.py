@@ -262,9 +262,9 @@ def _matrix(canvas, paths, top):
     for row, name in enumerate(names):
         canvas.text(left - 8, y + 16, name, size=10, fill=FAINT, anchor="end")
         for column, cell in enumerate(cells[row]):
-            x = left + column * width
-            canvas.rect(x, y, width - 2, CELL - 2, PAPER, PATHS[cell[0]][0], radius=3)
-            canvas.text(x + width // 2 - 1, y + 15, cell, fill=PATHS[cell[0]][0], anchor="middle", bold=True)
+            x, colour = left + column * width, PATHS.get(cell[0], PATHS["."])[0]
+            canvas.rect(x, y, width - 2, CELL - 2, PAPER, colour, radius=3)
+            canvas.text(x + width // 2 - 1, y + 15, cell, fill=colour, anchor="middle", bold=True)
         canvas.text(left + len(names) * width + 8, y + 15, matrix.about(paths, row), size=10, fill=FAINT, room=700)
         y += CELL
     left_out = len(paths.groups) - len(groups)

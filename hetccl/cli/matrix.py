@@ -17,7 +17,7 @@ MOST_GROUPS = 20
 MOST_CHARACTERS = 60
 
 LETTERS = {"shm": "S", "verbs": "V", "tcp": "T", "": "X"}
-SELF = "."
+SELF, UNKNOWN = ".", "?"
 # The second letter of a pair: what takes buffers in GPU memory.
 CCL, PINNED = "c", "p"
 LEGEND = {
@@ -25,6 +25,7 @@ LEGEND = {
     "V": "verbs: RDMA between NICs",
     "T": "TCP",
     "X": "no path",
+    UNKNOWN: "not known: a rank has a setting that its host cannot meet",
     CCL: "buffers in GPU memory: the vendor's CCL",
     PINNED: "buffers in GPU memory: through pinned host memory, on the same path",
 }
@@ -74,7 +75,7 @@ def row(rank, members, ways, suffixes):
     ways     : of hetccl.cli.network.ways()
     suffixes : of each peer the second letter, "" for none
     """
-    paths = [SELF] * len(members)
+    paths = [SELF if peer == rank else UNKNOWN for peer in range(len(members))]
     for way in ways:
         for peer in way["ranks"]:
             paths[peer] = LETTERS[way["kind"]] + suffixes[peer]

@@ -49,6 +49,11 @@ def test_pairs_without_a_path(maker):
     assert "X  no path" in matrix.lines(seen.matrix)
 
 
+def test_paths_are_not_known_where_a_host_cannot_meet_a_setting():
+    seen = job_of(islands("AB"), [None] * 2, [[], []])
+    assert seen.matrix.cells == (((".",), ("?",)), (("?",), (".",)))
+
+
 @pytest.mark.parametrize("nhosts, per_host, nvidia", [(128, 8, 64), (64, 1, 10), (16, 64, 15)])
 def test_a_big_job_is_a_page(nhosts, per_host, nvidia):
     members = cluster(nhosts, per_host, nvidia)
@@ -291,7 +296,7 @@ def measured(low, high, gb_s, expected=None):
 )
 def test_slow_pairs(rates, expected, slow):
     found = pairs.slow([measured(0, number, rate, expected) for number, rate in enumerate(rates)])
-    assert [pair.high for pair, _, _ in found] == slow
+    assert [pair.high for alike, _, _ in found for pair in alike] == slow
     warned = list(doctor.slow_checks([measured(0, number, rate, expected) for number, rate in enumerate(rates)]))
     assert [check.status for check in warned] == ["warn"] * len(slow) and all(check.advice for check in warned)
 
