@@ -98,14 +98,11 @@ def _examine(args, settings, problem, comm, mpi, mpi_check):
         measured = [pair for _, pairs in last for pair in pairs] if args.measure else None
         found = [[*checks, *slow_checks(measured or ())] for checks in found]
     findings = merge(found)
-    if mine == 0:
-        links = page.links_of(everyone, seen.nets, measured)
-        if args.json:
-            print(json.dumps(page.as_json(findings, seen, everyone, links, measured), indent=2))
-        else:
-            table = pairs.lines(measured, len(seen.members)) if measured else []
-            print(page.text(findings, seen.members, seen.matrix, links, table))
-    gather(None)  # nobody enters MPI_Finalize, which has no time-out, before all are well
+    try:
+        if mine == 0:
+            _print(args, findings, seen, everyone, measured)
+    finally:
+        gather(None)  # nobody enters MPI_Finalize, which has no time-out, before all are well
     return page.status_of(findings)
 
 
@@ -137,6 +134,15 @@ def host_buffers(settings):
         return Check("host buffers", "ok", "hetccl's own algorithms")
     found = f"{serves.name} {serves.version} {serves.path}"
     return Check("host buffers", "ok", f"{found} in communicators of one island, hetccl's own for what it lacks")
+
+
+def _print(args, findings, seen, everyone, measured):
+    links = page.links_of(everyone, seen.nets, measured)
+    if args.json:
+        print(json.dumps(page.as_json(findings, seen, everyone, links, measured), indent=2), flush=True)
+    else:
+        table = pairs.lines(measured, len(seen.members)) if measured else []
+        print(page.text(findings, seen.members, seen.matrix, links, table), flush=True)
 
 
 def slow_checks(measured):

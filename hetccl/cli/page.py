@@ -10,6 +10,7 @@ from hetccl.cli import job, matrix
 
 # Larger jobs get so many lines for each check and status; --json has them all.
 MOST_LINES = 4
+MOST_LINES_OF = {"rails": 8}  # one for each GPU of a host
 MOST_LINKS = 12
 MOST_HOST_LINES = 12
 
@@ -42,11 +43,11 @@ def text(findings, members, paths, links, table):
     lines += [f"  {line}" for line in table]
     lines.append("")
     shown, left = {}, {}
-    most = len(findings) if len(members) <= matrix.FULL_RANKS else MOST_LINES
+    big = len(members) > matrix.FULL_RANKS
     for check, ranks in findings:
         key = check.name, check.status
         shown[key] = shown.get(key, 0) + 1
-        if shown[key] > most:
+        if big and shown[key] > MOST_LINES_OF.get(check.name, MOST_LINES):
             left[key] = left.get(key, 0) + 1
             continue
         whose = f" ({matrix.cut(job.ranks_text(ranks))})" if len(ranks) < len(members) else ""

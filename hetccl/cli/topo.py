@@ -28,17 +28,20 @@ def run(args):
     comm = job.world(max(settings.timeout, job.PROBE_SECONDS)) if launched else None
     rank = comm.rank if launched else 0
     gather = jobmap.gatherer(comm, settings, "topo")
+    refused = _claim(args.svg) if args.svg and rank == 0 else ""
     try:
-        refused = gather(_claim(args.svg) if args.svg and rank == 0 else "")[0]
+        try:
+            (refused, *_) = gather(refused)
+        except CommTimeout:
+            if rank == 0 and not refused:
+                _forget(args.svg)
+            raise
         if refused:
             args.refuse(f"argument --svg: {refused}")
-        status = _show(args, gather, rank, settings, problem)
-        gather(None)  # MPI_Finalize has no time-out
+        # At last together: MPI_Finalize has no time-out.
+        return max(gather(_show(args, gather, rank, settings, problem)))
     except CommTimeout as error:
-        if rank == 0:
-            _forget(args.svg)
         job.give_up(error)
-    return status
 
 
 def text(seen):
@@ -60,6 +63,7 @@ def text(seen):
 def _show(args, gather, rank, settings, problem):
     """Print or draw. Returns the exit status."""
     trouble = [line for lines in gather(problem) for line in lines.splitlines()]
+    done = False
     try:
         if trouble:
             raise HetcclError(f"topo: {trouble[0]}")
@@ -72,11 +76,16 @@ def _show(args, gather, rank, settings, problem):
             print(f"{args.svg}: {len(seen.members)} ranks drawn")
         elif rank == 0:
             print(text(seen))
+        done = True
+    except CommTimeout:
+        raise
     except (HetcclError, OSError) as error:
         if rank == 0:
-            _forget(args.svg)
             print(f"hetccl: {error}", file=sys.stderr)
         return 1
+    finally:
+        if rank == 0 and not done:
+            _forget(args.svg)
     return 0
 
 
