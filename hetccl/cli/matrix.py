@@ -131,10 +131,11 @@ def lines(matrix):
 def hosts_text(names):
     """("n01", "n02", "n03", "login") -> "n[01-03],login", cut where it is too long."""
     runs, others = {}, []
-    for name in names:
-        match = re.fullmatch(r"(.*?)(\d+)", name)
+    matches = [(name, re.fullmatch(r"(.*?)(\d+)", name)) for name in names]
+    padded = {match[1] for _, match in matches if match and re.match(r"0\d", match[2])}
+    for name, match in matches:
         if match:
-            runs.setdefault((match[1], len(match[2]) if match[2].startswith("0") else 0), []).append(match[2])
+            runs.setdefault((match[1], len(match[2]) if match[1] in padded else 0), []).append(match[2])
         else:
             others.append(name)
     parts = []

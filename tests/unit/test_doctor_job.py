@@ -113,6 +113,8 @@ def test_a_matrix_too_large_is_cut():
         (["n1"], "n1"),
         (["n01", "n02", "n03", "login"], "n[01-03],login"),
         (["a9", "a10", "b1"], "a[9-10],b1"),
+        ([f"a{number}" for number in range(12)], "a[0-11]"),
+        ([f"a{number:02d}" for number in range(12)], "a[00-11]"),
         (
             [f"{letter}x" for letter in "abcdefghijklmnopqrstuvwxyz"],
             "ax,bx,cx,dx,ex,fx,gx,hx,ix,jx,kx,lx,mx,nx,ox,px,qx,rx,sx,...",
