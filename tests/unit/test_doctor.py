@@ -2,9 +2,10 @@
 
 import json
 import os
+import re
 
 import pytest
-from command import COMMAND, MEMBER, fake_mpi4py, hetccl
+from command import COMMAND, MEMBER, ROOT, fake_mpi4py, hetccl
 
 import launch
 from hetccl import oneccl
@@ -130,7 +131,12 @@ def test_doctor_and_info_print_one_page_for_the_job():
 
 
 def assert_measured(told):
-    """What doctor tells of three ranks that share memory."""
+    """What doctor tells of three ranks that share memory, under the names that docs/cli.md has."""
+    schema = (ROOT / "docs" / "cli.md").read_text().partition("### --json")[2].partition("\n## ")[0]
+    for keys in (told, *told["networks"], told["matrix"], told["matrix"]["rows"][0], *told["links"], *told["measured"]):
+        assert set(keys) <= set(re.findall(r"`(\w+)`", schema))
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", schema, re.MULTILINE)
+    assert set(told) == {key for row in rows for key in re.findall(r"\w+", row)}
     assert [(pair["low"], pair["high"]) for pair in told["measured"]] == [(0, 1), (0, 2), (1, 2)]
     assert all(pair["latency_us"] > 0 and pair["gb_s"] > 0 for pair in told["measured"])
     expected = [[["."] if row == column else ["S"] for column in range(3)] for row in range(3)]
