@@ -1,4 +1,4 @@
-"""`python -m hetccl`: info, doctor, plan, bench."""
+"""`python -m hetccl`: info, doctor, plan, bench, topo."""
 
 import argparse
 import difflib
@@ -6,11 +6,11 @@ import os
 import sys
 
 from hetccl._version import VERSION
-from hetccl.cli import bench, doctor, info, job
+from hetccl.cli import bench, doctor, info, job, topo
 from hetccl.errors import HetcclError
 from hetccl.plan import cli as plan
 
-COMMANDS = {"info": info, "doctor": doctor, "plan": plan, "bench": bench}
+COMMANDS = {"info": info, "doctor": doctor, "plan": plan, "bench": bench, "topo": topo}
 # What a shell reports for a program that ended on SIGINT or SIGPIPE.
 INTERRUPTED, BROKEN_PIPE = 128 + 2, 128 + 13
 

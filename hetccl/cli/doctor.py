@@ -12,6 +12,7 @@ from hetccl.cli import gpu, host, job, jobmap, limits, network, page, pairs, rdm
 from hetccl.cli.host import Check
 from hetccl.errors import CommTimeout, HetcclError
 
+NAMED_PAIRS = 8
 ADVICE_SLOW = "look for other work on these hosts, a cable or port that runs at a lower rate, and HETCCL_IB_HCA"
 
 
@@ -97,14 +98,11 @@ def _examine(args, settings, problem, comm, mpi, mpi_check):
         measured = [pair for _, pairs in last for pair in pairs] if args.measure else None
         found = [[*checks, *slow_checks(measured or ())] for checks in found]
     findings = merge(found)
-    if mine == 0:
-        links = page.links_of(everyone, measured)
-        if args.json:
-            print(json.dumps(page.as_json(findings, seen, everyone, links, measured), indent=2))
-        else:
-            table = pairs.lines(measured, len(seen.members)) if measured else []
-            print(page.text(findings, seen.members, seen.matrix, links, table))
-    gather(None)  # nobody enters MPI_Finalize, which has no time-out, before all are well
+    try:
+        if mine == 0:
+            _print(args, findings, seen, everyone, measured)
+    finally:
+        gather(None)  # nobody enters MPI_Finalize, which has no time-out, before all are well
     return page.status_of(findings)
 
 
@@ -138,11 +136,22 @@ def host_buffers(settings):
     return Check("host buffers", "ok", f"{found} in communicators of one island, hetccl's own for what it lacks")
 
 
+def _print(args, findings, seen, everyone, measured):
+    links = page.links_of(everyone, seen.nets, measured)
+    if args.json:
+        print(json.dumps(page.as_json(findings, seen, everyone, links, measured), indent=2), flush=True)
+    else:
+        table = pairs.lines(measured, len(seen.members)) if measured else []
+        print(page.text(findings, seen.members, seen.matrix, links, table), flush=True)
+
+
 def slow_checks(measured):
-    """A line for each pair that is much slower than it should be, and one if there is none. measured : of pairs"""
-    for pair, gb_s, what in pairs.slow(measured):
-        text = f"ranks {pair.low} and {pair.high} by {pair.kind}: {pair.gb_s:.2f} GB/s"
-        yield Check("bandwidth", "warn", f"{text}, less than half of {gb_s:.2f} ({what})", ADVICE_SLOW)
+    """A line for pairs that are much slower than they should be. measured : list of pairs.Measured"""
+    for alike, gb_s, what in pairs.slow(measured):
+        each = ", ".join(f"{pair.low}-{pair.high} {pair.gb_s:.2f}" for pair in alike[:NAMED_PAIRS])
+        more = f", and {len(alike) - NAMED_PAIRS} more" if len(alike) > NAMED_PAIRS else ""
+        text = f"pairs by {alike[0].kind} have less than half of {gb_s:.3g} GB/s ({what}): {each}{more}"
+        yield Check("bandwidth", "warn", text, ADVICE_SLOW)
 
 
 def _mpi(settings, launched):
@@ -150,7 +159,7 @@ def _mpi(settings, launched):
     found = job.find_mpi(may_initialize=not launched)
     if found.problem:
         raise job.MpiMissing(found.problem)
-    return found, job.world(settings.timeout)
+    return found, job.world(max(settings.timeout, job.PROBE_SECONDS))
 
 
 def _started(rank):

@@ -14,6 +14,7 @@ from hetccl.libraries import LIBRARIES
 # By the names of libraries.LIBRARIES: the runtime and the CCL of a vendor.
 RUNTIMES = {"nvidia": "CUDA driver", "amd": "HIP"}
 CCLS = {"nvidia": "NCCL", "amd": "RCCL"}
+MEND_LIBRARY = "see the lines of these ranks about the GPU's libraries"
 KNOWN = {known.name: known for known in LIBRARIES}
 # Functions of the two tables without which some call raises. What else may be missing has a substitute (all_to_all is
 # then a group of sends and receives), or is not called by this version.
@@ -188,14 +189,16 @@ def _path(members, sights, bad, shared):
         what = "; ".join(f"{island.label} ({island.vendor}): {job.ranks_text(island.ranks)}" for island in islands)
         unable = tuple(rank for rank, sight in enumerate(sights) if sight.devices and sight.runtime.problem)
         if unable:
-            return Check(name, bad, f"refused by {job.ranks_text(unable)}, which cannot open a library that is needed")
+            text = f"refused by {job.ranks_text(unable)}, which cannot open a library that is needed"
+            return Check(name, bad, text, MEND_LIBRARY)
         text = f"collectives run on hetccl's engine, through pinned memory, between {len(islands)} islands: {what}"
         return Check(name, "ok", text)
     unable = tuple(rank for rank, sight in enumerate(sights) if sight.runtime.problem or sight.ccl.problem)
     if unable:
-        return Check(name, bad, f"refused: {job.ranks_text(unable)} cannot open a library that is needed")
+        text = f"refused: {job.ranks_text(unable)} cannot open a library that is needed"
+        return Check(name, bad, text, MEND_LIBRARY)
     if shared:
-        return Check(name, bad, "refused until each rank has a GPU to itself")
+        return Check(name, bad, "refused until each rank has a GPU to itself", "see GPU per rank")
     versions = {}
     for rank, sight in enumerate(sights):
         versions.setdefault(sight.ccl.version, []).append(rank)

@@ -123,7 +123,9 @@ def futex():
     """Whether a waiting rank can sleep on a word of shared memory."""
     number = SYS_FUTEX.get(platform.machine())
     if number is None:
-        return Check("futex", "warn", f"not checked on {platform.machine()}")
+        return Check(
+            "futex", "warn", f"not checked on {platform.machine()}", "run the tests on this machine: make test"
+        )
     libc = ctypes.CDLL(None, use_errno=True)
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
         word = ctypes.c_uint32.from_buffer(page)

@@ -171,11 +171,11 @@ def by_host(members):
     machines = {}
     for rank, member in enumerate(members):
         machines.setdefault(member.machine, []).append(rank)
-    named = {}
+    named, copies = {}, {}
     for ranks in machines.values():
         host = members[ranks[0]].host
-        copies = sum(name.partition(" #")[0] == host for name in named)
-        named[f"{host} #{copies + 1}" if copies else host] = ranks
+        copies[host] = copies.get(host, 0) + 1
+        named[f"{host} #{copies[host]}" if copies[host] > 1 else host] = ranks
     return named
 
 

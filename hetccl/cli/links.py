@@ -37,10 +37,11 @@ def pcie(folder, fastest=False):
 
 
 def gpu(pci, roots=topology.ROOTS):
-    """The PCIe link of a rank's GPU. pci : its address, "" for none. Returns Limit."""
+    """The PCIe link of a rank's GPU. pci : its address, "" for none. Returns Limit, without a GPU with an empty why."""
     if not pci:
-        return Limit(None, "no GPU, or one whose address is not known")
-    return pcie(roots.sys / "bus/pci/devices" / pci, fastest=True)
+        return Limit(None, "")
+    bus = pcie(roots.sys / "bus/pci/devices" / pci, fastest=True)
+    return Limit(bus.gb_s, f"the GPU's bus, {bus.why} at its fastest" if bus.gb_s else "the GPU's bus: PCIe unknown")
 
 
 def memory(roots=topology.ROOTS):
@@ -74,14 +75,17 @@ def rails(ends):
     """
     total, whys = 0.0, []
     for pair in ends:
-        limits = [Limit(port["gb_s"], f"{port['name']} {port['rate']}") for port in pair]
+        limits = [
+            Limit(port["gb_s"], f"{port['name']} {port['rate']}{' as a software device says' * port['software']}")
+            for port in pair
+        ]
         limits += [Limit(port["pcie_gb_s"], f"{port['name']} {port['bus']}") for port in pair]
         least = min((limit for limit in limits if limit.gb_s), default=None)
         if least is None:
             return Limit(None, f"unknown: {' and '.join(port['name'] for port in pair)} tell no rate")
         total += least.gb_s
         whys.append(least.why)
-    return Limit(total, " + ".join(whys))
+    return Limit(total, " + ".join(sorted(whys)))
 
 
 def tcp(pair, interfaces, their_interfaces):
@@ -103,13 +107,15 @@ def tcp(pair, interfaces, their_interfaces):
 
 
 def port_facts(port, roots=topology.ROOTS):
-    """{"gb_s": of its rate, "pcie_gb_s", "bus": where that is from} of an RDMA port.
+    """{"gb_s": of its rate, "pcie_gb_s", "bus": where that is from, "software": without a device} of an RDMA port.
 
     port : dict as _verbs.devices() gives it
     """
     match = re.match(r"[0-9.]+", str(port["rate"]))
-    bus = pcie(roots.sys / "class/infiniband" / port["device"] / "device")
-    return {"gb_s": float(match[0]) / BITS if match else None, "pcie_gb_s": bus.gb_s, "bus": bus.why}
+    device = roots.sys / "class/infiniband" / port["device"] / "device"
+    bus = pcie(device)
+    gb_s = float(match[0]) / BITS if match else None
+    return {"gb_s": gb_s, "pcie_gb_s": bus.gb_s, "bus": bus.why, "software": not device.exists()}
 
 
 def interface_facts(entry, roots=topology.ROOTS):

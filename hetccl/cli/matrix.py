@@ -17,7 +17,7 @@ MOST_GROUPS = 20
 MOST_CHARACTERS = 60
 
 LETTERS = {"shm": "S", "verbs": "V", "tcp": "T", "": "X"}
-SELF = "."
+SELF, UNKNOWN = ".", "?"
 # The second letter of a pair: what takes buffers in GPU memory.
 CCL, PINNED = "c", "p"
 LEGEND = {
@@ -25,6 +25,7 @@ LEGEND = {
     "V": "verbs: RDMA between NICs",
     "T": "TCP",
     "X": "no path",
+    UNKNOWN: "not known: a rank has a setting that its host cannot meet",
     CCL: "buffers in GPU memory: the vendor's CCL",
     PINNED: "buffers in GPU memory: through pinned host memory, on the same path",
 }
@@ -74,7 +75,7 @@ def row(rank, members, ways, suffixes):
     ways     : of hetccl.cli.network.ways()
     suffixes : of each peer the second letter, "" for none
     """
-    paths = [SELF] * len(members)
+    paths = [SELF if peer == rank else UNKNOWN for peer in range(len(members))]
     for way in ways:
         for peer in way["ranks"]:
             paths[peer] = LETTERS[way["kind"]] + suffixes[peer]
@@ -95,7 +96,7 @@ def fold(rows, members):
         return Matrix(groups, tuple(map(tuple, rows)), (((), ()),) * len(groups), False)
     merged = []
     for ranks in hosts.values():
-        merged.append([tuple(sorted(set().union(*cell))) for cell in zip(*(rows[rank] for rank in ranks))])
+        merged.append(tuple(tuple(sorted(set().union(*cell))) for cell in zip(*(rows[rank] for rank in ranks))))
     names = list(hosts)
     colours = [_colour(ranks, labels) for ranks in hosts.values()]
     classes = _twins(merged, colours)
@@ -114,26 +115,27 @@ def lines(matrix):
     if len(matrix.groups) == 1 and not matrix.by_host:
         return []
     shown = range(min(len(matrix.groups), MOST_GROUPS if matrix.by_host else FULL_RANKS))
-    names = [_name(place, matrix) for place in shown]
-    cells = [[_cell(matrix, one, other) for other in shown] for one in shown]
+    names = [name(place, matrix) for place in shown]
+    cells = [[cell(matrix, one, other) for other in shown] for one in shown]
     width = max(map(len, [*names, *(cell for row in cells for cell in row)])) + 1
     said = [" " * width + "".join(name.rjust(width) for name in names)]
     for place, row in zip(shown, cells):
         cells_text = "".join(cell.rjust(width) for cell in row)
-        said.append(f"{names[place].rjust(width)}{cells_text}   {_about(matrix, place)}")
+        said.append(f"{names[place].rjust(width)}{cells_text}   {about(matrix, place)}")
     left = len(matrix.groups) - len(shown)
     if left:
         said.append(f"{left} more rows and columns are left out; --json has them")
-    return said + [f"{letter}  {meaning}" for letter, meaning in _legend(matrix)]
+    return said + [f"{letter}  {meaning}" for letter, meaning in legend(matrix)]
 
 
 def hosts_text(names):
     """("n01", "n02", "n03", "login") -> "n[01-03],login", cut where it is too long."""
     runs, others = {}, []
-    for name in names:
-        match = re.fullmatch(r"(.*?)(\d+)", name)
+    matches = [(name, re.fullmatch(r"(.*?)(\d+)", name)) for name in names]
+    padded = {match[1] for _, match in matches if match and re.match(r"0\d", match[2])}
+    for name, match in matches:
         if match:
-            runs.setdefault((match[1], len(match[2]) if match[2].startswith("0") else 0), []).append(match[2])
+            runs.setdefault((match[1], len(match[2]) if match[1] in padded else 0), []).append(match[2])
         else:
             others.append(name)
     parts = []
@@ -162,11 +164,11 @@ def _twins(rows, colours):
 
     Two hosts are alike if exchanging them changes no cell.
     """
+    columns = list(zip(*rows))
     buckets = {}
     for between in sorted({cell for row in rows for cell in row}):
         for place, row in enumerate(rows):
-            column = tuple(other[place] for other in rows)
-            others = tuple((*line[:place], between, *line[place + 1 :]) for line in (tuple(row), column))
+            others = tuple((*line[:place], between, *line[place + 1 :]) for line in (row, columns[place]))
             buckets.setdefault((between, colours[place], row[place], others), []).append(place)
     classes, done = [], set()
     for (between, *_), places in sorted(buckets.items(), key=lambda item: (-len(item[1]), item[1])):
@@ -177,20 +179,23 @@ def _twins(rows, colours):
     return sorted(classes)
 
 
-def _name(place, matrix):
+def name(place, matrix):
+    """What a row is called: a rank's number, or a letter."""
     if not matrix.by_host:
         return str(matrix.groups[place].ranks[0])
     return chr(ord("A") + place)
 
 
-def _cell(matrix, one, other):
+def cell(matrix, one, other):
+    """The text of a cell."""
     if one != other or not matrix.by_host:
         return ",".join(matrix.cells[one][other]) or "-"
     inside, between = (",".join(paths) for paths in matrix.inner[one])
     return f"{inside}/{between}" if inside and between else inside or between or SELF
 
 
-def _about(matrix, place):
+def about(matrix, place):
+    """What stands beside a row."""
     group = matrix.groups[place]
     islands = cut("+".join(group.islands)) + "".join(f", {model}" for model in group.devices if model)
     if not matrix.by_host:
@@ -199,7 +204,8 @@ def _about(matrix, place):
     return f"{hosts}: {cut(job.ranks_text(group.ranks))}  {islands}"
 
 
-def _legend(matrix):
+def legend(matrix):
+    """(letter, meaning) of those that occur."""
     found = matrix.letters()
     yield from ((letter, meaning) for letter, meaning in LEGEND.items() if letter in found)
     if any(inside and between for inside, between in matrix.inner):

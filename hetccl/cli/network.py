@@ -41,8 +41,8 @@ def sight(rank, members, settings, roots=topology.ROOTS):
         verbs = nics.shown(choices, settings, found)
         addresses = interfaces.addresses(settings)
     except (ValueError, OSError) as error:
-        none = [None, "see network"]
-        return Sight({"verbs": "see network", "tcp": "see network"}, [], str(error), {}, none, none)
+        card = {"verbs": "see network", "tcp": "see network"}
+        return Sight(card, [], str(error), {}, [None, "see network"], [None, ""])
     tcp = {"port": 0, "addresses": addresses} if addresses else "no network interface is up"
     ports = [_port_of(choice) | links.port_facts(choice.port, roots) for choice in choices]
     facts = {entry["address"]: links.interface_facts(entry, roots) for entry in addresses}

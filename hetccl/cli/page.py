@@ -1,6 +1,7 @@
 """The page that doctor prints: for a person, of any job at most a page or two, and as plain values."""
 
 import statistics
+from collections import Counter
 from typing import NamedTuple
 
 from hetccl import topology
@@ -9,12 +10,17 @@ from hetccl.cli import job, matrix
 
 # Larger jobs get so many lines for each check and status; --json has them all.
 MOST_LINES = 4
+MOST_LINES_OF = {"rails": 8}  # one for each GPU of a host
 MOST_LINKS = 12
 MOST_HOST_LINES = 12
 
 
 class Links(NamedTuple):
-    """Pairs of one kind with one expectation. pairs : how many     measured : list of pairs.Measured"""
+    """Pairs of one kind with one expectation, or GPUs on one kind of bus.
+
+    kind  : of paths.Path, or "gpu"     gb_s, why : of links.Limit
+    pairs : how many; of "gpu" ranks    measured  : list of pairs.Measured
+    """
 
     kind: str
     gb_s: float | None
@@ -37,11 +43,11 @@ def text(findings, members, paths, links, table):
     lines += [f"  {line}" for line in table]
     lines.append("")
     shown, left = {}, {}
-    most = len(findings) if len(members) <= matrix.FULL_RANKS else MOST_LINES
+    big = len(members) > matrix.FULL_RANKS
     for check, ranks in findings:
         key = check.name, check.status
         shown[key] = shown.get(key, 0) + 1
-        if shown[key] > most:
+        if big and shown[key] > MOST_LINES_OF.get(check.name, MOST_LINES):
             left[key] = left.get(key, 0) + 1
             continue
         whose = f" ({matrix.cut(job.ranks_text(ranks))})" if len(ranks) < len(members) else ""
@@ -105,8 +111,11 @@ def folded_members(members):
     return lines[:MOST_HOST_LINES] + more
 
 
-def links_of(everyone, measured):
-    """The job's links, like ones together: list of Links. everyone : of each rank {"ways"}"""
+def links_of(everyone, nets, measured):
+    """The job's links, like ones together: list of Links.
+
+    everyone, nets : of each rank {"ways"}, and network.Sight     measured : list of pairs.Measured, or None
+    """
     counts = {}
     for rank, told in enumerate(everyone):
         for way in told["ways"]:
@@ -118,7 +127,9 @@ def links_of(everyone, measured):
         alike = [pair for pair in measured or () if (pair.kind, pair.expected["why"]) == (kind, why)]
         if count:
             found.append(Links(kind, gb_s, why, count, alike))
-    return sorted(found, key=lambda link: -link.pairs)
+    buses = Counter(tuple(net.gpu) for net in nets if net.gpu[1])
+    found.sort(key=lambda link: -link.pairs)
+    return found + [Links("gpu", gb_s, why, count, []) for (gb_s, why), count in buses.most_common()]
 
 
 def link_lines(links):
@@ -126,9 +137,10 @@ def link_lines(links):
     measured = any(link.measured for link in links)
     lines = []
     for link in links[:MOST_LINKS]:
-        expected = f"expected {link.gb_s:.1f}" if link.gb_s else "expected unknown"
-        seen = f"measured {_measured(link.measured)}" if link.measured else "not measured"
-        said = [matrix.LETTERS[link.kind], job.plural(link.pairs, "pair").ljust(10), expected.ljust(16)]
+        expected = f"expected {link.gb_s:.3g}" if link.gb_s else "expected unknown"
+        seen = f"measured {_measured(link.measured)}" if link.measured else ""
+        letter, noun = ("p", "GPU") if link.kind == "gpu" else (matrix.LETTERS[link.kind], "pair")
+        said = [letter, job.plural(link.pairs, noun).ljust(10), expected.ljust(16)]
         lines.append("  ".join([*said, *([seen.ljust(44)] if measured else []), link.why.removeprefix("unknown: ")]))
     left = len(links) - len(lines)
     return lines + [f"{left} more kinds of links; --json has them"] * bool(left)

@@ -93,19 +93,19 @@ def measure(comm, schedule, ways):
 
 
 def slow(measured):
-    """The pairs that are much slower than they should be: [(Measured, GB/s to compare with, what that is)]."""
+    """The pairs that are much slower than they should be: [(list of Measured, GB/s to compare with, what that is)]."""
     kinds = {}
     for pair in measured:
         kinds.setdefault(pair.kind, []).append(pair.gb_s)
-    found = []
+    found = {}
     for pair in measured:
         expected = pair.expected["gb_s"]
         usual = statistics.median(kinds[pair.kind])
         if expected and pair.kind != "shm" and pair.gb_s < SLOW_PART * expected:
-            found.append((pair, expected, pair.expected["why"]))
+            found.setdefault((expected, pair.expected["why"]), []).append(pair)
         elif len(kinds[pair.kind]) >= ALIKE and pair.gb_s < SLOW_PART * usual:
-            found.append((pair, usual, f"the median of {len(kinds[pair.kind])} pairs by {pair.kind}"))
-    return found
+            found.setdefault((usual, f"the median of {len(kinds[pair.kind])} pairs by {pair.kind}"), []).append(pair)
+    return [(alike, *about) for about, alike in found.items()]
 
 
 def lines(measured, nranks):

@@ -30,7 +30,9 @@ def test_unknown_command_without_a_near_one_lists_all(capsys):
     assert "info, doctor, plan, bench" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in ("info", "doctor", "plan", "bench"))])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *([name, "--help"] for name in ("info", "doctor", "plan", "bench", "topo"))]
+)
 def test_help(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)

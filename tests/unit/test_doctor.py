@@ -2,9 +2,10 @@
 
 import json
 import os
+import re
 
 import pytest
-from command import COMMAND, MEMBER, fake_mpi4py, hetccl
+from command import COMMAND, MEMBER, ROOT, fake_mpi4py, hetccl
 
 import launch
 from hetccl import oneccl
@@ -118,13 +119,31 @@ def test_single_copy_that_reads_wrong_bytes_is_not_ok(monkeypatch):
 @needs_mpirun
 def test_doctor_and_info_print_one_page_for_the_job():
     islands = [{"HETCCL_ISLAND": label} for label in "ABA"]
-    for command in ("doctor", "info"):
-        done = launch.mpirun(3, COMMAND, command, "--json", per_rank_env=islands, timeout=120, check=False)
+    for command in (["doctor", "--measure"], ["info"]):
+        done = launch.mpirun(3, COMMAND, *command, "--json", per_rank_env=islands, timeout=120, check=False)
         assert done.returncode == 0, done.report()
         assert done.stdout[1:] == ("", "")
-        page = json.loads(done.stdout[0])
-        assert [(island["label"], island["ranks"]) for island in page["islands"]] == [("A", [0, 2]), ("B", [1])]
-        assert len({member["pid"] for member in page["members"]}) == 3
+        told = json.loads(done.stdout[0])
+        assert [(island["label"], island["ranks"]) for island in told["islands"]] == [("A", [0, 2]), ("B", [1])]
+        assert len({member["pid"] for member in told["members"]}) == 3
+        if command[0] == "doctor":
+            assert_measured(told)
+
+
+def assert_measured(told):
+    """What doctor tells of three ranks that share memory, under the names that docs/cli.md has."""
+    schema = (ROOT / "docs" / "cli.md").read_text().partition("### --json")[2].partition("\n## ")[0]
+    for keys in (told, *told["networks"], told["matrix"], told["matrix"]["rows"][0], *told["links"], *told["measured"]):
+        assert set(keys) <= set(re.findall(r"`(\w+)`", schema))
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", schema, re.MULTILINE)
+    assert set(told) == {key for row in rows for key in re.findall(r"\w+", row)}
+    assert [(pair["low"], pair["high"]) for pair in told["measured"]] == [(0, 1), (0, 2), (1, 2)]
+    assert all(pair["latency_us"] > 0 and pair["gb_s"] > 0 for pair in told["measured"])
+    expected = [[["."] if row == column else ["S"] for column in range(3)] for row in range(3)]
+    assert [row["paths"] for row in told["matrix"]["rows"]] == expected
+    assert [each["hetccl"] for each in told["versions"]] == [told["version"]] * 3
+    assert sum(link["pairs"] for link in told["links"]) == 3
+    assert {check["name"] for check in told["checks"]} >= {"versions", "open files", "processes", "/dev/shm", "memory"}
 
 
 @needs_mpirun
