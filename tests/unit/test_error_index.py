@@ -50,7 +50,6 @@ MADE_ELSEWHERE = (
     ("hetccl/net/meeting.py", "text"),
     ("hetccl/net/control.py", "text"),
     ("hetccl/net/pair.py", "os.strerror(errno.ECONNREFUSED)"),
-    ("hetccl/cli/bench.py", "text"),
 )
 
 
@@ -104,7 +103,8 @@ def test_each_error_has_an_entry(file):
 
 
 def test_messages_that_are_made_elsewhere():
-    unread = {(text.file, text.code) for text in error_texts.texts() if not text.text and text.code}
+    texts = [text for text in error_texts.texts() if not left_out(text)]
+    unread = {(text.file, text.code) for text in texts if not text.text and text.code}
     assert unread <= set(MADE_ELSEWHERE)
 
 
