@@ -20,7 +20,7 @@ LEFT_OUT = (
     ("hetccl/net/records.py", "*", "a peer's bytes, shown behind 'broke the protocol'"),
     ("hetccl/net/control.py", "*", "the same"),
     ("hetccl/net/gids.py", "gid: *", "an answer of libibverbs, read by hetccl"),
-    ("pyx/_kernels.pyx", "*", "an interface for tests and benchmarks"),
+    ("pyx/*_kernels.pyx", "*", "an interface for tests and benchmarks"),
     ("pyx/_wire*.pyx", "*: *; *needed", "called by hetccl alone"),
     ("pyx/_wire.pyx", "the wire is closed", "called by hetccl alone"),
     ("pyx/_wire.pyx", "p[eo]*: *", "called by hetccl alone"),
