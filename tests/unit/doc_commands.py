@@ -69,10 +69,7 @@ NOT_RUN = (
     (r"python -m hetccl (bench|plan)", SYNOPSIS),
     (r"mpirun --host .*", HOSTS),
     (r"(sacct|salloc|sbatch|scancel|scontrol|sinfo|squeue|srun|module|apptainer|sudo|systemctl)\b.*", CLUSTER),
-    (
-        r"python bench/(gpu|peers/build|peers/compare)\.py.*|python setup\.py build_ext --inplace && python tests/gpu/run\.py",
-        GPU,
-    ),
+    (r"python bench/(gpu|peers/build|peers/compare)\.py.*|.* && python tests/gpu/run\.py", GPU),
     (r"python tests/softroce/vm\.py .*|(tc|ip|rdma) .*", GUEST),
     (r"python tools/amd_files\.py|python tests/emulation/build\.py", HELD.format("tests/emulation/test_emulation.py")),
     (r"pip (install|download|wheel) .*|rattler-build .*|spack .*", FETCHES),
