@@ -56,7 +56,7 @@ HELD = "a test runs it: {}"
 GPU = "needs an NVIDIA GPU, or prepares what does; make test-gpu runs the tests"
 CLUSTER = "needs a cluster: Slurm, modules, Apptainer, root"
 HOSTS = "needs several hosts"
-GUEST = "needs the kernel's Soft-RoCE, which make test-rdma boots"
+GUEST = "needs root: the kernel's Soft-RoCE in a machine that make test-rdma boots, hosts that are namespaces"
 FETCHES = "fetches packages, or builds with what is not installed"
 LONG = "takes minutes"
 SYNOPSIS = "wants arguments; the lines that give them are run"
@@ -67,12 +67,12 @@ NOT_RUN = (
     (r"(PYTHON=\S+ )?make .*|\.ci/run", MAKE),
     (r"python -m pytest .*", MAKE),
     (r"python -m hetccl (bench|plan)", SYNOPSIS),
-    (r"mpirun --host .*", HOSTS),
+    (r"mpirun --?hosts? .*", HOSTS),
     (r"(sacct|salloc|sbatch|scancel|scontrol|sinfo|squeue|srun|module|apptainer|sudo|systemctl)\b.*", CLUSTER),
     (r"python bench/(gpu|peers/build|peers/compare)\.py.*|.* && python tests/gpu/run\.py", GPU),
-    (r"python tests/softroce/vm\.py .*|(tc|ip|rdma) .*", GUEST),
+    (r"python tests/(softroce/vm|hosts)\.py .*|(tc|ip|rdma) .*", GUEST),
     (r"python tools/amd_files\.py|python tests/emulation/build\.py", HELD.format("tests/emulation/test_emulation.py")),
-    (r"pip (install|download|wheel) .*|rattler-build .*|spack .*", FETCHES),
+    (r"pip (install|download|wheel) .*|python3? -m venv .*|git clone .*|rattler-build .*|spack .*", FETCHES),
     (r"python bench/(compare_mpi|kernels|run|report)\.py .*", LONG),
     (r"HETCCL_HOST_CCL=oneccl .*", HELD.format("tests/mpi/test_oneccl.py")),
     (r"HETCCL_CUDA_LIB=.*", HELD.format("tests/gpu/test_device.py")),
