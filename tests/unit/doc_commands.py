@@ -9,7 +9,8 @@ import re
 
 PROGRAMS = (
     r"apptainer|apt-get|cd|conda|docker|export|git|ibv_devinfo|ip|make|module|mpiexec|mpirun|pip|python3?|"
-    r"rattler-build|rdma|sbatch|salloc|singularity|spack|squeue|srun|sudo|tc|ulimit|\.ci/run"
+    r"rattler-build|rdma|sacct|salloc|sbatch|scancel|scontrol|sinfo|singularity|spack|squeue|srun|sudo|systemctl|tc|"
+    r"ulimit|\.ci/run"
 )
 SHELLS = ("sh", "bash", "console")
 VALUE = r"""(?:"[^"]*"|'[^']*'|\$\(.*\)|[^\s"'$])*"""
@@ -52,10 +53,10 @@ def commands(text):
 
 
 HELD = "a test runs it: {}"
-GPU = "needs an NVIDIA GPU; make test-gpu runs it"
-SLURM = "needs Slurm"
+GPU = "needs an NVIDIA GPU, or prepares what does; make test-gpu runs the tests"
+CLUSTER = "needs a cluster: Slurm, modules, Apptainer, root"
 HOSTS = "needs several hosts"
-GUEST = "needs the kernel's Soft-RoCE, which make test-rdma boots"
+GUEST = "needs root: the kernel's Soft-RoCE in a machine that make test-rdma boots, hosts that are namespaces"
 FETCHES = "fetches packages, or builds with what is not installed"
 LONG = "takes minutes"
 SYNOPSIS = "wants arguments; the lines that give them are run"
@@ -66,13 +67,13 @@ NOT_RUN = (
     (r"(PYTHON=\S+ )?make .*|\.ci/run", MAKE),
     (r"python -m pytest .*", MAKE),
     (r"python -m hetccl (bench|plan)", SYNOPSIS),
-    (r"mpirun --host .*", HOSTS),
-    (r"(srun|sbatch|salloc|squeue|module) .*", SLURM),
-    (r"python bench/gpu\.py.*|python setup\.py build_ext --inplace && python tests/gpu/run\.py", GPU),
-    (r"python tests/softroce/vm\.py .*|(tc|ip|rdma) .*", GUEST),
+    (r"mpirun --?hosts? .*", HOSTS),
+    (r"(sacct|salloc|sbatch|scancel|scontrol|sinfo|squeue|srun|module|apptainer|sudo|systemctl)\b.*", CLUSTER),
+    (r"python bench/(gpu|peers/build|peers/compare)\.py.*|.* && python tests/gpu/run\.py", GPU),
+    (r"python tests/(softroce/vm|hosts)\.py .*|(tc|ip|rdma) .*", GUEST),
     (r"python tools/amd_files\.py|python tests/emulation/build\.py", HELD.format("tests/emulation/test_emulation.py")),
-    (r"pip (install|download|wheel) .*|rattler-build .*|spack .*", FETCHES),
-    (r"python bench/(compare_mpi|kernels)\.py .*", LONG),
+    (r"pip (install|download|wheel) .*|python3? -m venv .*|git clone .*|rattler-build .*|spack .*", FETCHES),
+    (r"python bench/(compare_mpi|kernels|run|report)\.py .*", LONG),
     (r"HETCCL_HOST_CCL=oneccl .*", HELD.format("tests/mpi/test_oneccl.py")),
     (r"HETCCL_CUDA_LIB=.*", HELD.format("tests/gpu/test_device.py")),
     (

@@ -85,6 +85,17 @@ def test_variables_exist(path):
     assert named <= set(config.variables())
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=document_name)
+def test_values_are_valid(path):
+    """Each value that a document gives to a variable is one, and so is each that the page about tuning suggests."""
+    text = path.read_text()
+    given = re.findall(r"\b(HETCCL_[A-Z_]+)=([^\s`,;<…()]+(?:,[^\s`;<…()]+)*)", text)
+    for names, tried in re.findall(r"^\| ((?:`HETCCL_\w+`(?:, )?)+) \| [^|]* \| ([^|]*`[^|]*) \|", text, re.MULTILINE):
+        given += [(name, value) for name in re.findall(r"\w+", names) for value in re.findall(r"`([^`]+)`", tried)]
+    for name, value in given:
+        config.load({name: value.rstrip(".:")})
+
+
 def test_example_runs():
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     islands = [{"HETCCL_ISLAND": label} for label in "AAB"]
