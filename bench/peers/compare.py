@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from run import Case, add_options, run_cases  # noqa: E402 - found by the line above
+from suite import Case, add_options, run_cases  # noqa: E402 - found by the line above
 
 from gpu import device_count  # noqa: E402
 

@@ -82,6 +82,8 @@ def run(args):
             rows.append(bench.row(count, args.warmup, args.iters, args.check))
             _say(world, report.row_text(rows[-1], header))
         _say(world, report.foot_text(rows))
+        for side in reversed(others):
+            side.close()
     if world.rank == 0:
         page = report.page(header, rows)
         report.write(args, page)

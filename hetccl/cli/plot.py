@@ -87,7 +87,7 @@ def _line(times, rates, page, mode, name):
     limit = name == "copy"
     style = {"color": COLOURS.get(name), "linestyle": "--" if limit else "-", "linewidth": 1.6 if not limit else 1.2}
     marker = "" if limit else "o"
-    label = "limit: copy in memory" if limit else name
+    label = "limit: copies" if limit else name
     times.plot(sizes, [timing["us"] for timing in found], label=label, marker=marker, markersize=3, **style)
     times.fill_between(
         sizes,

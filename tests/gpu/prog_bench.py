@@ -44,6 +44,8 @@ class Fake:
     def copy(self, target, source):
         self.move(target.values, source.values)
 
+    exchange = copy
+
     def pinned(self, values):
         return values.copy()
 

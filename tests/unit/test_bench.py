@@ -363,6 +363,8 @@ HEADER = {
     "versions": "v",
     "mpi": "m",
     "machine": "c",
+    "cores": 2,
+    "load": 0.1,
     "ranks": 2,
     "members": [],
     "memory": [],

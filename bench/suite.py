@@ -1,8 +1,8 @@
-"""Run `python -m hetccl bench` in the jobs that docs/performance.md shows: tables on stdout, JSON and pictures in a folder.
+"""Run `python -m hetccl bench` in the jobs of docs/performance.md: tables on stdout, JSON and pictures in a folder.
 
-    python bench/run.py                                the first case: two islands on this host, in build/bench
-    python bench/run.py --all --into bench/results     all cases of host buffers; then make the page anew: make report
-    python bench/run.py --only latency -- -n 1000      one of them; what follows -- goes to bench
+    python bench/suite.py                                the first case: two islands on this host, in build/bench
+    python bench/suite.py --all --into bench/results     all cases of host buffers; then make the page anew: make report
+    python bench/suite.py --only latency -- -n 1000      one of them; what follows -- goes to bench
 
 Where peers are missing (PyTorch for Gloo, oneCCL), the tables name them. GPUs: bench/peers/compare.py.
 """
@@ -41,7 +41,7 @@ class Case:
     ranks: dict = field(default_factory=dict)
 
 
-SIZES = ("-b", "8", "-e", "64M", "-f", "4", "-n", "40", "--compare", "all")
+SIZES = ("-b", "8", "-e", "16M", "-f", "8", "-n", "30", "--compare", "all")
 # Open MPI takes TCP too: else it would go through shared memory, and the two could not be compared.
 TCP = {"HETCCL_TRANSPORT": "tcp", "OMPI_MCA_btl": "tcp,self"}
 CASES = {
@@ -53,13 +53,13 @@ CASES = {
         "Messages one way, shared memory",
         "latency",
         "AB",
-        ("-b", "4", "-e", "4M", "-f", "4", "-n", "40", "--compare", "all"),
+        ("-b", "8", "-e", "4M", "-f", "8", "-n", "30", "--compare", "all"),
     ),
     "bandwidth": Case(
         "Windows of messages, shared memory",
         "bandwidth",
         "AB",
-        ("-b", "4", "-e", "4M", "-f", "4", "-n", "20", "--compare", "all"),
+        ("-b", "8", "-e", "4M", "-f", "8", "-n", "30", "--compare", "all"),
     ),
 }
 
