@@ -40,6 +40,10 @@ class Host:
         """The values, as an ndarray, when all that was queued is done."""
         return array
 
+    def fetch(self, array, into):
+        """The same into an ndarray, which may be pinned."""
+        into[:] = array
+
     def fill(self, array, byte):
         """Set all bytes of an array."""
         array.view(np.uint8).fill(byte)
@@ -87,6 +91,10 @@ class Cupy:
     def get(self, array):
         return array.get(stream=self.stream)
 
+    def fetch(self, array, into):
+        array.get(out=into, stream=self.stream)
+        self.wait()
+
     def fill(self, array, byte):
         array.view(self.cupy.uint8).fill(byte)
 
@@ -131,13 +139,14 @@ class Torch:
         self.kind = "hip" if torch.version.hip else "cuda"
         self.text = f"{torch.cuda.get_device_name(self.index)} (PyTorch {torch.__version__})"
         self.stream_pointer = self.stream.cuda_stream
-        self.dtype = None
+        # Of PyTorch's dtypes, NumPy's: it has no way back for those that NumPy itself lacks.
+        self.dtypes = {}
         self.sides = self.buffers = None
 
     def array(self, values):
-        self.dtype = values.dtype
-        made = self.torch.from_numpy(np.array(values).view(np.uint8)).to(f"cuda:{self.index}")
-        return made.view(getattr(self.torch, values.dtype.name))
+        dtype = getattr(self.torch, values.dtype.name)
+        self.dtypes[dtype] = values.dtype
+        return self.torch.from_numpy(np.array(values).view(np.uint8)).to(f"cuda:{self.index}").view(dtype)
 
     def put(self, array, values):
         values = np.ascontiguousarray(values)
@@ -145,7 +154,11 @@ class Torch:
         self.wait()
 
     def get(self, array):
-        return array.view(self.torch.uint8).cpu().numpy().view(self.dtype)
+        return array.view(self.torch.uint8).cpu().numpy().view(self.dtypes[array.dtype])
+
+    def fetch(self, array, into):
+        self.torch.from_numpy(into.view(np.uint8)).copy_(array.view(self.torch.uint8))
+        self.wait()
 
     def fill(self, array, byte):
         array.view(self.torch.uint8).fill_(byte)

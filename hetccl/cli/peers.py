@@ -90,10 +90,10 @@ class Staged:
         def call(send, recv, *rest):
             into = self.received[: len(recv)]
             if send is job.constants().IN_PLACE:
-                into[:] = self.memory.get(recv)
+                self.memory.fetch(recv, into)
             else:
                 mine = self.sent[: len(send)]
-                mine[:] = self.memory.get(send)
+                self.memory.fetch(send, mine)
                 send = mine
             method(send, into, *rest)
             self.memory.put(recv, into)
