@@ -30,6 +30,7 @@ class Case:
     islands   : one letter per rank             options    : of bench
     variables : of the environment              evidence   : kind, as docs/evidence.md has them
     ranks     : {letter: options of bench} of islands that have their own
+    unbound   : whether Open MPI shall not bind ranks to cores: the threads of a vendor's library would share one
     """
 
     title: str
@@ -39,6 +40,7 @@ class Case:
     variables: dict = field(default_factory=dict)
     evidence: str = "run"
     ranks: dict = field(default_factory=dict)
+    unbound: bool = False
 
 
 SIZES = ("-b", "8", "-e", "16M", "-f", "8", "-n", "30", "--compare", "all")
@@ -111,7 +113,10 @@ def run_case(name, case, order, prefix, args):
         written += ["--plot", str(results.with_suffix(".svg"))]
     else:
         print("# no picture: matplotlib is not installed", flush=True)
-    command = launch(mpirun(prefix), interpreter(prefix), case, [*args.bench, *written])
+    launcher = mpirun(prefix)
+    # Of the launchers only Open MPI's has options here.
+    unbound = ["--bind-to", "none"] if case.unbound and len(launcher) > 1 else []
+    command = launch([*launcher, *unbound], interpreter(prefix), case, [*args.bench, *written])
     try:
         code = subprocess.run(command, env=environment(prefix) | case.variables, timeout=RUN_SECONDS).returncode
     except subprocess.TimeoutExpired:
@@ -121,7 +126,7 @@ def run_case(name, case, order, prefix, args):
         print(f"hetccl: {name}: exit status {code}: {shlex.join(map(str, command))}", file=sys.stderr)
         return False
     page = json.loads(results.read_text())
-    shown = launch(["mpirun"], "python", case, args.bench)
+    shown = launch(["mpirun", *unbound], "python", case, args.bench)
     variables = [f"{variable}={value}" for variable, value in case.variables.items()]
     page = {
         "title": case.title,
