@@ -58,7 +58,7 @@ docs: build ## build the documentation in docs/_build; a warning is an error
 
 bench: build ## time two islands on this machine against mpi4py: a table, JSON and a picture in build/bench (ARGS="--all")
 	@$(SETUP) bench
-	@$(RUN) python bench/run.py $(ARGS)
+	@$(RUN) python bench/suite.py $(ARGS)
 
 report: build ## make docs/performance.md's tables and pictures from bench/results/*.json
 	@$(SETUP) bench

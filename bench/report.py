@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from hetccl.cli import plot  # noqa: E402 - found by the line above
+from hetccl.cli.report import machine_text  # noqa: E402
 
 BEGIN = "<!-- made by `make report` from bench/results: do not edit up to the next comment -->"
 END = "<!-- end of what `make report` makes -->"
@@ -70,13 +71,14 @@ def section(name, page):
     lines = [
         f"## {page['title']} ({page['evidence']})",
         "",
-        f"{header['date']}: {header['versions']}, {header['mpi']}; {header['machine']}. "
+        f"{header['date']}: {header['versions']}, {header['mpi']}; {machine_text(header)}. "
         f"{'; '.join([*header['members'], *header['paths']])}. Buffers: {', '.join(header['memory'])}. "
-        f"{' '.join([*absent, ''])}Medians of {header['iters']} in µs, the 95th percentile in brackets; ratio: hetccl's "
-        "time by that one's. Made by",
+        f"{' '.join([*absent, ''])}Medians of {header['iters']} in µs, the least and the 95th percentile in brackets; "
+        "ratio: hetccl's time by that one's. Made by",
         "",
         f"    {page['launch']}",
         "",
+        *busy_lines(header),
         f"![{plot.default_title(page, mode)}]({picture_of(name)})",
         "",
         *table(page, mode),
@@ -108,8 +110,19 @@ def table(page, mode):
 
 
 def time_text(timing):
-    """ "12.3 (45.6)": the median and the 95th percentile in microseconds."""
-    return f"{timing['us']:.1f} ({timing['p95_us']:.1f})"
+    """ "12.3 (10.0-45.6)": the median, the least and the 95th percentile in microseconds."""
+    return f"{timing['us']:.1f} ({timing['min_us']:.1f}-{timing['p95_us']:.1f})"
+
+
+def busy_lines(header):
+    """Where the figures are not the libraries' alone, a paragraph that says so."""
+    load, cores = header["load"], header["cores"]
+    if load > cores:
+        yield (
+            f"**The machine had other work (a load of {load} on {cores} cores): these are times of its scheduler as "
+            "much as of the libraries; of each of them the least time says most.**"
+        )
+        yield ""
 
 
 def wrong_text(page):

@@ -15,15 +15,15 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from run import Case, add_options, run_cases  # noqa: E402 - found by the line above
+from suite import Case, add_options, run_cases  # noqa: E402 - found by the line above
 
 from gpu import device_count  # noqa: E402
 
 SIZES = ("--memory", "cuda", "-b", "8", "-e", "256M", "-f", "8", "-n", "20", "--compare", "all")
 CASES = {
-    "gpu-island": Case("One island of two GPUs", "allreduce", "AA", SIZES),
-    "gpu-island-allgather": Case("One island of two GPUs, all-gather", "allgather", "AA", SIZES),
-    "gpu-islands": Case("Two islands of one GPU each", "allreduce", "AB", SIZES),
+    "gpu-island": Case("One island of two GPUs", "allreduce", "AA", SIZES, unbound=True),
+    "gpu-island-allgather": Case("One island of two GPUs, all-gather", "allgather", "AA", SIZES, unbound=True),
+    "gpu-islands": Case("Two islands of one GPU each", "allreduce", "AB", SIZES, unbound=True),
 }
 GPUS = 2
 

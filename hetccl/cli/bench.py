@@ -74,7 +74,10 @@ def run(args):
         want = _want(args, dtype, place, len(ours.islands) == 1, counts[-1] * max(benchmark.units(world.size)))
         others, header["absent"] = peers.open_peers(_wanted(args, world), world, want, job.settings()[0])
         bench = Bench(benchmark, world, [*sides, *others], dtype, want.op, args.root, counts, place)
-        header["absent"] |= bench.drop_unable(counts[0])
+        unable = bench.drop_unable(counts[0])
+        if "hetccl" in unable:
+            args.refuse(f"hetccl does not run {args.collective} on these buffers: {unable['hetccl']}")
+        header["absent"] |= unable
         header["peers"] = [side.name for side in bench.sides[1:]]
         _say(world, report.head_text(header))
         rows = []
@@ -82,6 +85,8 @@ def run(args):
             rows.append(bench.row(count, args.warmup, args.iters, args.check))
             _say(world, report.row_text(rows[-1], header))
         _say(world, report.foot_text(rows))
+        for side in reversed(others):
+            side.close()
     if world.rank == 0:
         page = report.page(header, rows)
         report.write(args, page)

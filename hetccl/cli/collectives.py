@@ -30,6 +30,7 @@ class Side:
     name     : as in --compare
     adopt    : array -> what the library's calls take for it, made before the clock runs
     byte     : its datatype of one byte, where calls take datatypes
+    close    : gives back what was opened; collective
     kind     : "peer"; "limit": moves as many bytes, but is no collective, so that its results are not looked at
     """
 
@@ -39,6 +40,7 @@ class Side:
     name: str = "hetccl"
     adopt: Callable = lambda array: array
     byte: Any = None
+    close: Callable = lambda: None
     kind: str = "peer"
 
 

@@ -89,9 +89,9 @@ class Bench:
         return Row(nbytes, count if nbytes else 0, results.get("out"), results.get("in"))
 
     def drop_unable(self, count):
-        """Let each peer make its calls once, and drop those that raise: {name: what they said}. Collective."""
+        """Let each library make its calls once, and drop those that raise: {name: what they said}. Collective."""
         said = {}
-        for side in self.sides[1:]:
+        for side in self.sides:
             whys = [why for why in self.world.allgather(self._trial(side, count)) if why]
             if whys:
                 said[side.name] = whys[0]

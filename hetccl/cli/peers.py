@@ -58,16 +58,20 @@ class Peer(NamedTuple):
 
 
 class Copies:
-    """No library but a limit: all ranks at once copy as many bytes, each in its own memory."""
+    """No library but a limit: all ranks at once copy as many bytes, each in its own memory.
+
+    Between islands a GPU's go to the host, while as many come back.
+    """
 
     def __init__(self, want):
         self.memory = want.memory
+        self.copy = self.memory.copy if want.one_island else self.memory.exchange
         self.source, self.target = (self.memory.array(np.full(want.nbytes, byte, np.uint8)) for byte in (1, 2))
 
     def move(self, nbytes, times):
         """Copy so many bytes, one time after another."""
         for _ in range(times):
-            self.memory.copy(self.target[:nbytes], self.source[:nbytes])
+            self.copy(self.target[:nbytes], self.source[:nbytes])
 
 
 class Staged:
@@ -86,10 +90,10 @@ class Staged:
         def call(send, recv, *rest):
             into = self.received[: len(recv)]
             if send is job.constants().IN_PLACE:
-                into[:] = self.memory.get(recv)
+                self.memory.fetch(recv, into)
             else:
                 mine = self.sent[: len(send)]
-                mine[:] = self.memory.get(send)
+                self.memory.fetch(send, mine)
                 send = mine
             method(send, into, *rest)
             self.memory.put(recv, into)
@@ -176,7 +180,8 @@ def _oneccl_missing(want, settings):
 def _oneccl(world, want):
     with config.changed("HETCCL_HOST_CCL", "oneccl"):
         comm = job.communicator(world)
-    return Side(comm, getattr(hetccl, (want.op or "sum").upper()), hetccl.IN_PLACE, byte=job.constants().BYTE)
+    op = getattr(hetccl, (want.op or "sum").upper())
+    return Side(comm, op, hetccl.IN_PLACE, byte=job.constants().BYTE, close=comm.Free)
 
 
 def _none(*ignored):
@@ -208,7 +213,7 @@ PEERS = {
     "mpi4py-staged": Peer(DEVICE, _staged_lacks, _none, _staged),
     "oneccl": Peer(HOST, _oneccl_lacks, _oneccl_missing, _oneccl),
     "torch-gloo": Peer((*HOST, *DEVICE), peers_torch.lacks_gloo, peers_torch.missing, peers_torch.open_gloo),
-    "torch-nccl": Peer(DEVICE, peers_torch.lacks, peers_torch.missing_nccl, peers_torch.open_nccl),
+    "torch-nccl": Peer(DEVICE, peers_torch.lacks_nccl, peers_torch.missing_nccl, peers_torch.open_nccl),
     "cupy": Peer(DEVICE, peers_device.cupy_lacks, peers_device.cupy_missing, peers_device.open_cupy),
     "nccl4py": Peer(DEVICE, peers_device.nccl4py_lacks, peers_device.nccl4py_missing, peers_device.open_nccl4py),
     "copy": Peer((*HOST, *DEVICE), _none, _none, lambda world, want: Side(Copies(want), None, COPIED, kind="limit")),

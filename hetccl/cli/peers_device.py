@@ -130,12 +130,14 @@ def nccl4py_missing(want, settings):
 
 def open_cupy(world, want):
     """See peers.Peer.open."""
-    return Side(Cupy(world, want), None, _in_place(want, ("Allreduce", "Reduce", "Bcast", "Allgather")))
+    made = Cupy(world, want)
+    return Side(made, None, _in_place(want, ("Allreduce", "Reduce", "Bcast", "Allgather")), close=made.comm.destroy)
 
 
 def open_nccl4py(world, want):
     """See peers.Peer.open."""
-    return Side(Nccl4py(world, want), None, _in_place(want, ("Allreduce",)))
+    made = Nccl4py(world, want)
+    return Side(made, None, _in_place(want, ("Allreduce",)), close=made.comm.destroy)
 
 
 def _in_place(want, methods):

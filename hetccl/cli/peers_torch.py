@@ -109,6 +109,11 @@ def lacks(want):
     return ""
 
 
+def lacks_nccl(want):
+    """The same for NCCL."""
+    return lacks(want) if want.one_island else "NCCL serves the ranks of one island"
+
+
 def lacks_gloo(want):
     """The same for Gloo."""
     if want.op == "avg":
@@ -145,7 +150,11 @@ def open_nccl(world, want):
 
 
 def _open(world, want, backend):
-    distributed = importlib.import_module("torch.distributed")
+    distributed, torch = importlib.import_module("torch.distributed"), importlib.import_module("torch")
+    if want.memory.kind != "host":
+        # It works on its own current stream: that of the memory, which bench waits for.
+        torch.cuda.set_device(want.memory.index)
+        torch.cuda.set_stream(torch.cuda.ExternalStream(want.memory.stream_pointer))
     if not distributed.is_initialized():
         one_host = job.ranks_of_host(world) == world.size
         place = world.bcast(_address(one_host) if world.rank == 0 else None)
@@ -156,7 +165,14 @@ def _open(world, want, backend):
     op = getattr(distributed.ReduceOp, OPS[want.op or "sum"])
     has_in_place = want.collective.method in ("Allreduce", "Bcast", "Allgather")
     in_place = IN_PLACE if has_in_place else None
-    return Side(Comm(distributed, group, world.rank, world.size, op), None, in_place, adopt=_adopter(want))
+    comm = Comm(distributed, group, world.rank, world.size, op)
+    return Side(comm, None, in_place, adopt=_adopter(torch, want), close=lambda: _close(distributed))
+
+
+def _close(distributed):
+    # With the first of its peers all groups end.
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _address(one_host):
@@ -166,8 +182,7 @@ def _address(one_host):
     return f"{'127.0.0.1' if one_host else socket.gethostname()}:{port}"
 
 
-def _adopter(want):
-    torch = importlib.import_module("torch")
+def _adopter(torch, want):
     if want.memory.kind != "host":
         return torch.from_dlpack
 

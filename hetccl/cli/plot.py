@@ -5,6 +5,8 @@ matplotlib is an optional dependency (`pip install hetccl[bench]`), imported whe
 
 import importlib.util
 
+from hetccl.cli.points import POINTS
+
 SUFFIXES = (".svg", ".png", ".pdf")
 # Okabe and Ito's colours, which colour-blind people tell apart; hetccl's own is the strongest.
 COLOURS = {
@@ -69,8 +71,9 @@ def names(page, mode):
 def default_title(page, mode):
     """What was run, in a line."""
     header = page["header"]
-    parts = [header["collective"], {"out_place": "out of place", "in_place": "in place"}[mode], header["datatype"]]
-    islands = "+".join(str(len(ranks)) for ranks in header["islands"])
+    place = {"out_place": "out of place", "in_place": "in place"}[mode]
+    parts = [header["collective"], *([] if header["collective"] in POINTS else [place]), header["datatype"]]
+    islands = " and ".join(str(len(ranks)) for ranks in header["islands"])
     several = f" in islands of {islands}" if len(header["islands"]) > 1 else ""
     return f"{', '.join(parts)}; {header['ranks']} ranks{several}"
 
@@ -87,7 +90,7 @@ def _line(times, rates, page, mode, name):
     limit = name == "copy"
     style = {"color": COLOURS.get(name), "linestyle": "--" if limit else "-", "linewidth": 1.6 if not limit else 1.2}
     marker = "" if limit else "o"
-    label = "limit: copy in memory" if limit else name
+    label = "limit: copies" if limit else name
     times.plot(sizes, [timing["us"] for timing in found], label=label, marker=marker, markersize=3, **style)
     times.fill_between(
         sizes,
@@ -112,5 +115,7 @@ def _finish(times, rates, page):
     times.set_yscale("log")
     times.set_ylabel("time (µs): median, least to 95th percentile shaded")
     rates.set_ylabel("bus bandwidth (GB/s)")
-    rates.set_ylim(bottom=0)
+    # A copy out of the cache is far above all that travels: on a linear axis nothing else would show.
+    if all(line.get_ydata().min() > 0 for line in rates.get_lines() if len(line.get_ydata()) == len(sizes)):
+        rates.set_yscale("log")
     times.legend(frameon=False)

@@ -39,7 +39,9 @@ def header(args, world, ours, memory):
         "date": time.strftime("%Y-%m-%d"),
         "versions": f"{job.versions()}, NumPy {np.__version__}",
         "mpi": f"{mpi.library} through mpi4py {mpi.mpi4py}",
-        "machine": f"{_processor()}, load {os.getloadavg()[0]:.1f} before",
+        "machine": _processor(),
+        "cores": os.cpu_count() or 1,
+        "load": round(os.getloadavg()[0], 1),
         "ranks": world.size,
         "islands": [list(island.ranks) for island in ours.islands],
         "members": job.island_lines(ours.members),
@@ -70,7 +72,7 @@ def head_text(header):
     lines = [
         f"# {header['versions']}",
         f"# {header['mpi']}",
-        f"# {job.plural(header['ranks'], 'rank')}; {header['machine']}",
+        f"# {job.plural(header['ranks'], 'rank')}; {machine_text(header)}",
         *(f"# {line}" for line in header["members"]),
         *(f"# buffers: {line}" for line in header["memory"]),
         *(f"# path: {line}" for line in header["paths"]),
@@ -112,6 +114,11 @@ def foot_text(rows):
     return "\n".join(lines)
 
 
+def machine_text(header):
+    """The machine, and how busy it was before."""
+    return f"{header['machine']}, {job.plural(header['cores'], 'core')}, load {header['load']} before"
+
+
 def page(header, rows):
     """What --json writes and --plot draws, as plain values."""
     return {"header": header, "rows": [asdict(row) for row in rows]}
@@ -134,10 +141,10 @@ def write(args, page):
 
 
 def _processor():
-    """The processor's name, and how many cores the host has."""
+    """The processor's name."""
     lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
     names = [value.strip() for key, _, value in lines if key.strip() == "model name"]
-    return f"{names[0] if names else 'processor without a name'}, {job.plural(os.cpu_count() or 1, 'core')}"
+    return names[0] if names else "processor without a name"
 
 
 def _ways(world, ours, settings):

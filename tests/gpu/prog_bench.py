@@ -16,7 +16,7 @@ from hetccl.__main__ import main
 from hetccl.cli import memory
 
 COLLECTIVES = ("allreduce", "reduce", "broadcast", "allgather", "allgatherv", "gather", "reduce_scatter", "alltoall")
-OPTIONS = ["-b", "64", "-e", "64K", "-f", "32", "-n", "2", "-w", "1", "-r", "1", "--compare", "all"]
+OPTIONS = ["-b", "64", "-e", "16K", "-f", "256", "-n", "2", "-w", "1", "-r", "1", "--compare", "all"]
 
 
 class Fake:
@@ -38,11 +38,16 @@ class Fake:
         self.move(found, array.values)
         return found
 
+    def fetch(self, array, into):
+        self.move(into, array.values)
+
     def fill(self, array, byte):
         self.move(array.values, np.full(array.values.nbytes, byte, np.uint8))
 
     def copy(self, target, source):
         self.move(target.values, source.values)
+
+    exchange = copy
 
     def pinned(self, values):
         return values.copy()

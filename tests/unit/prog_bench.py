@@ -12,7 +12,7 @@ from pathlib import Path
 from hetccl.__main__ import main
 from hetccl.cli.report import BENCHMARKS
 
-OPTIONS = ["-b", "4", "-e", "256K", "-f", "16", "-n", "3", "-w", "1", "-r", "1", "--compare", "mpi4py,copy"]
+OPTIONS = ["-b", "4", "-e", "64K", "-f", "128", "-n", "2", "-w", "1", "-r", "1", "--compare", "mpi4py,copy"]
 
 if __name__ == "__main__":
     found = {}

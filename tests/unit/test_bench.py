@@ -353,6 +353,8 @@ def test_a_peer_that_raises_is_dropped_with_its_words():
     stopwatch = Bench(COLLECTIVES["allreduce"], OneRank(), sides, np.dtype("int32"), "sum", 0, [8])
     assert stopwatch.drop_unable(8) == {"B": "RuntimeError: no such thing"}
     assert [side.name for side in stopwatch.sides] == ["hetccl", "C"]
+    able.Allreduce = refuse
+    assert list(stopwatch.drop_unable(8)) == ["hetccl", "C"]
 
 
 def timing(us, **more):
@@ -363,6 +365,8 @@ HEADER = {
     "versions": "v",
     "mpi": "m",
     "machine": "c",
+    "cores": 2,
+    "load": 0.1,
     "ranks": 2,
     "members": [],
     "memory": [],

@@ -39,7 +39,7 @@ def test_bench_under_mpirun(name):
     if name == "barrier":
         assert [row[:2] for row in rows] == [["0", "0"]]
         return
-    assert len(rows) == 5
+    assert len(rows) == 3
     assert {row[8] for row in rows} | {row[16] for row in rows} <= {"0", "N/A"}
     assert "# wrong elements: 0 OK" in lines and "# wrong elements of mpi4py" not in first["text"]
 

@@ -1,8 +1,8 @@
-"""Run `python -m hetccl bench` in the jobs that docs/performance.md shows: tables on stdout, JSON and pictures in a folder.
+"""Run `python -m hetccl bench` in the jobs of docs/performance.md: tables on stdout, JSON and pictures in a folder.
 
-    python bench/run.py                                the first case: two islands on this host, in build/bench
-    python bench/run.py --all --into bench/results     all cases of host buffers; then make the page anew: make report
-    python bench/run.py --only latency -- -n 1000      one of them; what follows -- goes to bench
+    python bench/suite.py                                the first case: two islands on this host, in build/bench
+    python bench/suite.py --all --into bench/results     all cases of host buffers; then make the page anew: make report
+    python bench/suite.py --only latency -- -n 1000      one of them; what follows -- goes to bench
 
 Where peers are missing (PyTorch for Gloo, oneCCL), the tables name them. GPUs: bench/peers/compare.py.
 """
@@ -30,6 +30,7 @@ class Case:
     islands   : one letter per rank             options    : of bench
     variables : of the environment              evidence   : kind, as docs/evidence.md has them
     ranks     : {letter: options of bench} of islands that have their own
+    unbound   : whether Open MPI shall not bind ranks to cores: the threads of a vendor's library would share one
     """
 
     title: str
@@ -39,9 +40,10 @@ class Case:
     variables: dict = field(default_factory=dict)
     evidence: str = "run"
     ranks: dict = field(default_factory=dict)
+    unbound: bool = False
 
 
-SIZES = ("-b", "8", "-e", "64M", "-f", "4", "-n", "40", "--compare", "all")
+SIZES = ("-b", "8", "-e", "16M", "-f", "8", "-n", "30", "--compare", "all")
 # Open MPI takes TCP too: else it would go through shared memory, and the two could not be compared.
 TCP = {"HETCCL_TRANSPORT": "tcp", "OMPI_MCA_btl": "tcp,self"}
 CASES = {
@@ -53,13 +55,13 @@ CASES = {
         "Messages one way, shared memory",
         "latency",
         "AB",
-        ("-b", "4", "-e", "4M", "-f", "4", "-n", "40", "--compare", "all"),
+        ("-b", "8", "-e", "4M", "-f", "8", "-n", "30", "--compare", "all"),
     ),
     "bandwidth": Case(
         "Windows of messages, shared memory",
         "bandwidth",
         "AB",
-        ("-b", "4", "-e", "4M", "-f", "4", "-n", "20", "--compare", "all"),
+        ("-b", "8", "-e", "4M", "-f", "8", "-n", "30", "--compare", "all"),
     ),
 }
 
@@ -111,7 +113,10 @@ def run_case(name, case, order, prefix, args):
         written += ["--plot", str(results.with_suffix(".svg"))]
     else:
         print("# no picture: matplotlib is not installed", flush=True)
-    command = launch(mpirun(prefix), interpreter(prefix), case, [*args.bench, *written])
+    launcher = mpirun(prefix)
+    # Of the launchers only Open MPI's has options here.
+    unbound = ["--bind-to", "none"] if case.unbound and len(launcher) > 1 else []
+    command = launch([*launcher, *unbound], interpreter(prefix), case, [*args.bench, *written])
     try:
         code = subprocess.run(command, env=environment(prefix) | case.variables, timeout=RUN_SECONDS).returncode
     except subprocess.TimeoutExpired:
@@ -121,7 +126,7 @@ def run_case(name, case, order, prefix, args):
         print(f"hetccl: {name}: exit status {code}: {shlex.join(map(str, command))}", file=sys.stderr)
         return False
     page = json.loads(results.read_text())
-    shown = launch(["mpirun"], "python", case, args.bench)
+    shown = launch(["mpirun", *unbound], "python", case, args.bench)
     variables = [f"{variable}={value}" for variable, value in case.variables.items()]
     page = {
         "title": case.title,
