@@ -38,7 +38,7 @@ NVCC_OPTIONS = (
 )
 CLANG_OPTIONS = (
     *("-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib"),
-    *("-std=c++17", "-O3", "-ffp-contract=off", "-Wl,-s"),
+    *("-std=c++17", "-O3", "-ffp-contract=off", "-mcode-object-version=4", "-Wl,-s"),
 )
 COMPILE_S = 900
 
