@@ -64,6 +64,11 @@ def key(text):
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def built(folder=FOLDER):
+    """The files of code built ahead of this source: sorted list of Path."""
+    return sorted(folder.glob(f"kernels-{key(source())}*"))
+
+
 def header(text):
     """A C header with the source as a string, and its key."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -98,7 +103,8 @@ def nvidia(nvcc, text, folder):
     known = nvcc_architectures(nvcc)
     if not known:
         raise RuntimeError(f"{nvcc} knows none of {', '.join(NVIDIA)}")
-    codes = [f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in known]
+    # Threads of nvcc's own: it compiles one architecture after another else.
+    codes = ["--threads=0", *(f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in known)]
     ptx = f"-gencode=arch=compute_{known[0][3:]},code=compute_{known[0][3:]}"
     with tempfile.TemporaryDirectory() as scratch:
         path, out = Path(scratch, "kernels.cu"), Path(scratch, "kernels.fatbin")
