@@ -155,7 +155,10 @@ def main(arguments):
     made = {"nvidia": [], "amd": []}
     nvcc, clang = find(args.nvcc, ("nvcc", "/usr/local/cuda/bin/nvcc")), find(args.clang, clangs())
     if nvcc:
-        made["nvidia"] = nvidia(nvcc, text, args.folder)
+        try:
+            made["nvidia"] = nvidia(nvcc, text, args.folder)
+        except RuntimeError as error:
+            print(f"kernels: not for NVIDIA: {error}")
     if clang:
         made["amd"], refused = amd(clang, text, args.folder)
         for arch, why in refused.items():
