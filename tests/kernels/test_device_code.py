@@ -9,6 +9,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,10 @@ import pytest
 from device_cases import Arguments, library
 from elf import EM_AMDGPU, Elf
 
+import amd_files
 import kernels as tool
+import launch
+from amd.need import fetched
 from hetccl import _device_kernels, kernels, libraries
 from hetccl._device_compiler import Compiler
 from hetccl.errors import GpuError, LibraryNotFound
@@ -193,3 +197,19 @@ def test_nvrtcs_ptx():
 def test_nvrtc_tells_what_is_wrong():
     with pytest.raises(GpuError, match=r"nvrtcCompileProgram.*\n.*this_is_no_type"):
         nvrtc().compile(b"__global__ void f(this_is_no_type x) {}", "sm_90")
+
+
+@pytest.mark.parametrize("arch", ["gfx906", "gfx90a", "gfx1030"])
+def test_hiprtc_compiles_the_source(arch, tmp_path):
+    """AMD's own, of Debian's ROCm 5.2; it needs no device, and knows these."""
+    library, out = fetched(amd_files.debian_library), tmp_path / "image"
+    paths = {"LD_LIBRARY_PATH": library.parent, "PYTHONPATH": launch.ROOT}
+    before = {name: os.environ.get(name) for name in paths}
+    environment = {name: os.pathsep.join(filter(None, [str(path), before[name]])) for name, path in paths.items()}
+    command = [sys.executable, Path(__file__).with_name("prog_compile.py"), "hip", library, arch, out]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    elf = Elf(out.read_bytes())
+    assert elf.machine == EM_AMDGPU and elf.flags & 0xFF == MACHINES[arch]
+    symbols = {name for name in elf.symbols() if name.startswith("hetccl_")}
+    assert symbols == names() | {f"{name}.kd" for name in names()}
