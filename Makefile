@@ -16,7 +16,7 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-long build lint docs bench report test-gpu test-rdma environment clean
+.PHONY: help demo test test-long build lint docs bench report test-gpu test-rdma kernels test-kernels wheel environment clean
 
 help: ## what there is to make (the default)
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -73,5 +73,16 @@ test-rdma: build ## run all tests over Soft-RoCE, in virtual machines (root the 
 	@$(RUN) python tests/softroce/vm.py --setup
 	@$(RUN) python -m pytest tests/softroce --rdma $(ARGS)
 
+kernels: ## compile the reduction kernels for GPUs, with the nvcc and clang that there are (ARGS="--clang clang++-19")
+	@$(PYTHON) tools/kernels.py $(ARGS)
+
+test-kernels: build kernels ## look into the kernels' code for GPUs; compile them by NVRTC for each architecture (minutes)
+	@$(SETUP) test kernels
+	@$(RUN) python -m pytest tests/kernels
+
+wheel: kernels environment ## build a wheel, in dist, with the kernels inside
+	@$(RUN) python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
+
 clean: ## remove all that was set up and built
-	rm -rf .venv .mpi build docs/_build hetccl/*.so pyx/*.c
+	rm -rf .venv .mpi build docs/_build hetccl/*.so hetccl/device_code pyx/*.c

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
 import kernels
@@ -103,6 +104,17 @@ def stage():
     kernels.write_header(STAGE.parent / "device_source.h")
 
 
+class BuildWithKernels(build_py):
+    """Takes device code along that `make kernels` built of this source; without it, it is compiled at run time."""
+
+    def run(self):
+        super().run()
+        for path in kernels.built() if not self.editable_mode else ():
+            target = Path(self.build_lib, "hetccl", "device_code", path.name)
+            self.mkpath(str(target.parent))
+            self.copy_file(str(path), str(target))
+
+
 def extensions():
     headers = [str(p) for p in sorted(Path("include/hetccl").glob("*.h"))]
     return [
@@ -121,7 +133,8 @@ def extensions():
 if __name__ == "__main__":
     stage()
     setup(
+        cmdclass={"build_py": BuildWithKernels},
         ext_modules=cythonize(
             extensions(), include_path=["build/cython"], compiler_directives=DIRECTIVES, nthreads=os.cpu_count()
-        )
+        ),
     )

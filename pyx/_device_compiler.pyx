@@ -10,10 +10,10 @@ from hetccl.errors import GpuError
 
 from hetccl._dl cimport Library
 
-# Names of the libraries, best first, by the name of the runtime that loads their code.
+# Names of the libraries, best first, by the name of the runtime that loads their code. HIP 5 has hipRTC in its own.
 SONAMES = {
     "cuda": ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"),
-    "hip": ("libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5", "libhiprtc.so"),
+    "hip": ("libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5", "libhiprtc.so", "libamdhip64.so.5"),
 }
 cdef dict NAMES = {"cuda": ("NVRTC", "nvrtc"), "hip": ("hipRTC", "hiprtc")}
 

@@ -1,4 +1,4 @@
-"""Reduction kernels of a device (include/hetccl/device_reduce.h): loaded once, found by op and dtype, queued on a stream.
+"""Reduction kernels of a device (include/hetccl/device_reduce.h): loaded once, found by op and dtype, queued.
 
 The code is a file that was built ahead (tools/kernels.py), else what a run-time compiler makes of the source, which is
 part of this module. Whoever queues kernels takes `kernel_for` when it is built and `queue` at each call, without the
@@ -90,7 +90,9 @@ cdef dict PAIRS = {
     HETCCL_FLOAT_INT: "float_int", HETCCL_DOUBLE_INT: "double_int", HETCCL_LONG_INT: "long_int",
     HETCCL_INT_INT: "int_int", HETCCL_SHORT_INT: "short_int",
 }
-cdef dict ARITHMETIC = {HETCCL_SUM: "sum", HETCCL_PROD: "prod", HETCCL_MAX: "max", HETCCL_MIN: "min", HETCCL_AVG: "avg"}
+cdef dict ARITHMETIC = {
+    HETCCL_SUM: "sum", HETCCL_PROD: "prod", HETCCL_MAX: "max", HETCCL_MIN: "min", HETCCL_AVG: "avg",
+}
 cdef dict BITWISE = {
     HETCCL_LAND: "land", HETCCL_LOR: "lor", HETCCL_LXOR: "lxor", HETCCL_BAND: "band", HETCCL_BOR: "bor",
     HETCCL_BXOR: "bxor",
@@ -325,10 +327,11 @@ cdef DeviceKernels kernels_new(Runtime runtime, int device, folder, override, fo
         module_load(kernels, image)
     except HetcclError as error:
         raise LibraryNotFound(
-            f"no reduction kernels for {runtime.name} device {device} ({kernels.arch}): neither built ahead ({ahead}) nor "
-            f"compiled at run time ({error})"
+            f"no reduction kernels for {runtime.name} device {device} ({kernels.arch}): neither built ahead ({ahead}) "
+            f"nor compiled at run time ({error})"
         ) from error
-    kernels.form = f"compiled for {target} at run time by {compiler.name} {compiler.version()}; not built ahead ({ahead})"
+    made = f"compiled for {target} at run time by {compiler.name} {compiler.version()}"
+    kernels.form = f"{made}; not built ahead ({ahead})"
     return kernels
 
 

@@ -38,7 +38,7 @@ NVCC_OPTIONS = (
 )
 CLANG_OPTIONS = (
     *("-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib"),
-    *("-std=c++17", "-O3", "-ffp-contract=off", "-Wl,-s"),
+    *("-std=c++17", "-O3", "-ffp-contract=off", "-mcode-object-version=4", "-Wl,-s"),
 )
 COMPILE_S = 900
 
@@ -62,6 +62,11 @@ def source(include=INCLUDE):
 def key(text):
     """Names a source: 12 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def built(folder=FOLDER):
+    """The files of code built ahead of this source: sorted list of Path."""
+    return sorted(folder.glob(f"kernels-{key(source())}*"))
 
 
 def header(text):
@@ -98,7 +103,8 @@ def nvidia(nvcc, text, folder):
     known = nvcc_architectures(nvcc)
     if not known:
         raise RuntimeError(f"{nvcc} knows none of {', '.join(NVIDIA)}")
-    codes = [f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in known]
+    # Threads of nvcc's own: it compiles one architecture after another else.
+    codes = ["--threads=0", *(f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in known)]
     ptx = f"-gencode=arch=compute_{known[0][3:]},code=compute_{known[0][3:]}"
     with tempfile.TemporaryDirectory() as scratch:
         path, out = Path(scratch, "kernels.cu"), Path(scratch, "kernels.fatbin")
@@ -149,7 +155,10 @@ def main(arguments):
     made = {"nvidia": [], "amd": []}
     nvcc, clang = find(args.nvcc, ("nvcc", "/usr/local/cuda/bin/nvcc")), find(args.clang, clangs())
     if nvcc:
-        made["nvidia"] = nvidia(nvcc, text, args.folder)
+        try:
+            made["nvidia"] = nvidia(nvcc, text, args.folder)
+        except RuntimeError as error:
+            print(f"kernels: not for NVIDIA: {error}")
     if clang:
         made["amd"], refused = amd(clang, text, args.folder)
         for arch, why in refused.items():

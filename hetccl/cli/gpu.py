@@ -5,7 +5,7 @@ Libraries are opened, which touches no GPU: a context comes into being with the 
 
 from typing import NamedTuple
 
-from hetccl import topology, vendors
+from hetccl import kernels, topology, vendors
 from hetccl.cli import job
 from hetccl.cli.host import Check
 from hetccl.errors import HetcclError
@@ -13,6 +13,7 @@ from hetccl.libraries import LIBRARIES
 
 # By the names of libraries.LIBRARIES: the runtime and the CCL of a vendor.
 RUNTIMES = {"nvidia": "CUDA driver", "amd": "HIP"}
+KERNELS = {"nvidia": "cuda", "amd": "hip"}
 CCLS = {"nvidia": "NCCL", "amd": "RCCL"}
 MEND_LIBRARY = "see the lines of these ranks about the GPU's libraries"
 KNOWN = {known.name: known for known in LIBRARIES}
@@ -44,11 +45,15 @@ class Opened(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """What one rank sees: its GPUs, and the runtime and the CCL of their vendor, None without a GPU."""
+    """What one rank sees: its GPUs, and the runtime and the CCL of their vendor, None without a GPU.
+
+    kernels : (whether there is code, which in words) for each architecture of the GPUs
+    """
 
     devices: tuple
     runtime: Opened | None
     ccl: Opened | None
+    kernels: tuple = ()
 
 
 def sight(settings):
@@ -57,7 +62,8 @@ def sight(settings):
     if not devices:
         return Sight((), None, None)
     vendor = devices[0].vendor
-    return Sight(devices, _open(RUNTIMES[vendor], vendors.open_runtime, vendor, settings), _open_ccl(vendor, settings))
+    runtime = _open(RUNTIMES[vendor], vendors.open_runtime, vendor, settings)
+    return Sight(devices, runtime, _open_ccl(vendor, settings), () if runtime.problem else _kernels(vendor, settings))
 
 
 def open_found(names, settings):
@@ -80,6 +86,9 @@ def rank_checks(sight, needed):
     yield Check("devices", "ok", ", ".join(f"{gpu.name} {gpu.pci}".strip() for gpu in sight.devices))
     for opened in (sight.runtime, sight.ccl):
         yield _library_check(opened, bad)
+    for found, text in sight.kernels:
+        # No collective uses them yet, so that their absence is no fault.
+        yield Check("kernels", "ok", f"reductions on the device: {text}" if found else f"no reductions there: {text}")
 
 
 def job_checks(members, sights, needed):
@@ -135,6 +144,17 @@ def _open(name, opener, vendor, settings):
         return Opened(name, problem=f"{told} as {override}" if override and override not in told else told)
     library = table.library
     return Opened(name, table.version, library.path, library.origin, tuple(table.missing()))
+
+
+def _kernels(vendor, settings):
+    """Sight.kernels of a vendor whose runtime opens."""
+    described = kernels.describe(KERNELS[vendor])
+    try:
+        runtime = vendors.open_runtime(vendor, settings)
+        archs = sorted({runtime.device_arch(device) for device in range(runtime.device_count())})
+    except HetcclError as error:
+        return ((False, job.first_line(error)),)
+    return tuple(kernels.serving(described, arch) for arch in archs)
 
 
 def _library_check(opened, bad):

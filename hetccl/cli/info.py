@@ -5,7 +5,7 @@ import os
 import platform
 from dataclasses import asdict
 
-from hetccl import topology
+from hetccl import kernels, topology
 from hetccl._version import VERSION
 from hetccl.cli import gpu, job, rdma
 from hetccl.errors import LibraryNotFound
@@ -52,6 +52,7 @@ def collect(settings, problem, members):
         "mpi": job.find_mpi(may_initialize=members is None)._asdict(),
         "libraries": libraries,
         "tables": [opened._asdict() for opened in gpu.open_found(found, settings)],
+        "kernels": [kernels.describe(runtime)._asdict() for runtime in gpu.KERNELS.values()],
         "devices": [asdict(device) for device in topology.devices(settings)],
         "rdma": rdma.collect(settings),
         "members": [member.as_dict() for member in members or ()],
@@ -77,6 +78,8 @@ def text(page):
     if page["tables"]:
         lines += ["", "As hetccl uses them"]
         lines += [f"  {table['name']:<13} {_table_text(table)}" for table in page["tables"]]
+    lines += ["", "Reduction kernels"]
+    lines += [f"  {found['runtime']:<13} {_kernels_text(found)}" for found in page["kernels"]]
     lines += ["", "Devices"]
     lines += [f"  {gpu['pci']:<13} {gpu['vendor']:<7} {gpu['name']}" for gpu in page["devices"]] or ["  none visible"]
     lines += ["", "NICs"]
@@ -94,6 +97,13 @@ def _table_text(table):
     if table["problem"]:
         return f"not usable: {table['problem']}"
     return f"lacks {', '.join(table['missing'])}" if table["missing"] else "has every function that hetccl knows"
+
+
+def _kernels_text(found):
+    ahead = f"built ahead for {', '.join(found['ahead'])}" if found["ahead"] else "not built ahead"
+    if found["compiler"]:
+        return f"{ahead}; others at run time by {found['compiler']}"
+    return f"{ahead}; no run-time compiler: {found['problem']}"
 
 
 def _look_up(known, settings):

@@ -1,6 +1,6 @@
-/* What a compiler of device code must be told: nvcc, NVRTC, clang for AMD GPUs, hipRTC; and the host's C++ compiler, for
- * which a kernel is a function that does the work of the whole grid. No header of CUDA's or ROCm's, and none of C, is
- * needed: run-time compilers have none. */
+/* What a compiler of device code must be told: nvcc, NVRTC, clang for AMD GPUs, hipRTC; and the host's C++ compiler,
+ * for which a kernel is a function that does the work of the whole grid. No header of CUDA's or ROCm's, and none of C,
+ * is needed: run-time compilers have none. */
 #ifndef HETCCL_DEVICE_H
 #define HETCCL_DEVICE_H
 

@@ -1,7 +1,7 @@
 /* The reduction kernels, one source for CUDA and HIP: what two elements give is in reduce_ops.h, which the host's loops
  * use too, so that both give the same bits. Compiled by itself, as C++ (tools/kernels.py makes one file of it); nothing
- * of hetccl's includes it. Which kernel serves which op and dtype: pyx/_device_kernels.pyx. Rules: docs/reductions.md,
- * and how the kernels are built: docs/kernels.md. The compiler must not fuse products and sums, nor flush subnormals. */
+ * of hetccl's includes it. Which kernel serves which op and dtype: pyx/_device_kernels.pyx. Rules: docs/reductions.md;
+ * how the kernels are built: docs/kernels.md. The compiler must not fuse products and sums, nor flush subnormals. */
 #include "hetccl/device.h"
 #include "hetccl/device_args.h"
 #include "hetccl/reduce_ops.h"
@@ -67,8 +67,8 @@ template <class M> struct hetccl_bytewise {
 
 /* ---- loops: thread `first` of the grid has units first, first + threads, ... ---- */
 
-/* out = in[0] op in[1] op ... Two sources are held in turn, so that the next one's load is under way while one is worked
- * in. Each unit is read from every source before it is written, by the same thread, so that out may be a source. */
+/* out = in[0] op in[1] op ... Two sources are held in turn, so that the next one's load is under way while one is
+ * worked in. Each unit is read from every source before it is written, by the same thread, so that out may be one. */
 template <class F> struct hetccl_fold {
     typedef typename F::memory memory;
 

@@ -1,4 +1,4 @@
-"""What the tests of the device kernels share: the kernels as functions of a library for the host, and their operands."""
+"""What the tests of the device kernels share: the kernels as functions of a library for the host."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""Reads what tests must know of ELF files, AMD GPUs' code objects among them, and of NVIDIA's fat binaries."""
+"""Reads what tests must know of ELF files, AMD GPUs' code objects among them."""
 
 import struct
 from pathlib import Path
@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 SHT_SYMTAB, SHT_DYNSYM = 2, 11
 EM_AMDGPU = 224
-FATBIN_MAGIC = 0xBA55ED50
-FATBIN_PTX, FATBIN_ELF = 1, 2
 
 
 class Section(NamedTuple):
@@ -30,7 +28,7 @@ class Elf:
     def __init__(self, data):
         if data[:6] != b"\x7fELF\x02\x01":
             raise ValueError("not a 64-bit little-endian ELF file")
-        self.os_abi = data[7]
+        self.os_abi, self.abi_version = data[7], data[8]
         self.machine = struct.unpack_from("<H", data, 18)[0]
         (self.flags,) = struct.unpack_from("<I", data, 48)
         (table,), (size, count, names) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<3H", data, 58)
@@ -67,16 +65,3 @@ class Elf:
 
 def text_at(texts, begin):
     return texts[begin : texts.index(b"\0", begin)].decode()
-
-
-def fatbin_entries(data):
-    """The (kind, architecture's number) of each piece of code in a fat binary."""
-    magic, _, header, nbytes = struct.unpack_from("<IHHQ", data)
-    if magic != FATBIN_MAGIC or header + nbytes != len(data):
-        raise ValueError("not a fat binary")
-    at, found = header, []
-    while at < len(data):
-        kind, _, header, size = struct.unpack_from("<HHIQ", data, at)
-        found.append((kind, struct.unpack_from("<I", data, at + 28)[0]))
-        at += header + size
-    return found

@@ -1,4 +1,4 @@
-"""The device kernels' source, compiled for the host: the same bits as the host's loops, and as NumPy's, for every kernel."""
+"""The device kernels' source, compiled for the host: every kernel gives the bits of the host's loops, and of NumPy."""
 
 import re
 

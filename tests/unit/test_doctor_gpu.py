@@ -42,7 +42,8 @@ def opener(version, missing=()):
         if isinstance(version, Exception):
             raise version
         library = SimpleNamespace(path="/lib/x.so", origin="wheel")
-        return SimpleNamespace(version=version, library=library, missing=lambda: missing)
+        devices = dict(device_count=lambda: 1, device_arch=lambda device: "sm_90")
+        return SimpleNamespace(version=version, library=library, missing=lambda: missing, **devices)
 
     return open_library
 
@@ -68,6 +69,7 @@ def test_libraries_of_a_rank(libraries):
     assert "NVIDIA H200 0000:18:00.0" in checks["devices"].text
     assert checks["CUDA driver"].text == "13.0 /lib/x.so (wheel); lacks dmabuf_export"
     assert checks["NCCL"].text == "2.28.9 /lib/x.so (wheel)"
+    assert "sm_90" in checks["kernels"].text
 
 
 @pytest.mark.parametrize("needed, status", [(False, "warn"), (True, "fail")])
