@@ -8,8 +8,8 @@ from libc.string cimport memset
 
 from hetccl._runtime cimport Runtime
 from hetccl._shm cimport (
-    HETCCL_DONE, HETCCL_MOVED, HETCCL_MSG_ALL_DEVICES, HETCCL_MSG_POSTED, HETCCL_MSG_SYNC, hetccl_aside_t,
-    hetccl_header_t, hetccl_msg_t,
+    HETCCL_DONE, HETCCL_MOVED, HETCCL_MSG_ALL_DEVICES, HETCCL_MSG_POSTED, HETCCL_MSG_SYNC, POINT_TO_POINT, Segment,
+    hetccl_aside_t, hetccl_header_t, hetccl_msg_t, hetccl_shm_transport,
 )
 from hetccl._wire cimport Wire
 from hetccl._wire_peer cimport hetccl_wire_transport
@@ -82,6 +82,29 @@ cdef class Message:
     def why(self):
         """After HETCCL_EDIRECT: enum hetccl_direct."""
         return self.msg.error
+
+
+def shm_answers(Segment segment not None, int peer, Runtime runtime, uintptr_t address, size_t nbytes):
+    """What links of shared memory answer to a message in a GPU's memory: [(status, why)] of all that can be asked."""
+    cdef hetccl_msg_t msg
+    cdef hetccl_aside_t aside
+    cdef void* links[2]
+    links[0], links[1] = segment.link(POINT_TO_POINT, False, peer), segment.link(POINT_TO_POINT, True, peer)
+    memset(&aside, 0, sizeof(aside))
+    answers = []
+    for ask in range(4):
+        memset(&msg, 0, sizeof(msg))
+        msg.device.runtime, msg.device.address, msg.nbytes = runtime.table, address, nbytes
+        if ask == 0:
+            status = hetccl_shm_transport.send(links[0], &msg)
+        elif ask == 1:
+            status = hetccl_shm_transport.recv(links[1], &msg)
+        elif ask == 2:
+            status = <int>hetccl_shm_transport.available(links[1], &msg)
+        else:
+            status = hetccl_shm_transport.recv_aside(links[1], &aside, &msg)
+        answers.append((status, msg.error))
+    return answers
 
 
 def poll(Wire wire not None):

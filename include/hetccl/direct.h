@@ -22,10 +22,10 @@ enum hetccl_direct {
     HETCCL_DIRECT_NREASONS = 13,
 };
 
-/* What the runtime says of memory that is to be registered; 0, or enum hetccl_direct. */
+/* What the runtime says of memory that is to be registered; 0, or enum hetccl_direct. No bytes are nobody's. */
 static inline int hetccl_direct_about(const hetccl_runtime_t *runtime, uintptr_t address, size_t nbytes,
                                       hetccl_pointer_t *about) {
-    if (runtime->pointer((const void *)address, about) != 0) return HETCCL_DIRECT_HOST;
+    if (nbytes == 0 || runtime->pointer((const void *)address, about) != 0) return HETCCL_DIRECT_HOST;
     if (about->kind == HETCCL_MEM_HOST || about->base == NULL) return HETCCL_DIRECT_HOST;
     if (about->managed) return HETCCL_DIRECT_MANAGED;
     uintptr_t base = (uintptr_t)about->base;

@@ -206,6 +206,7 @@ static int hetccl_wire_direct(hetccl_wire_peer_t *peer, const hetccl_runtime_t *
     int why = HETCCL_DIRECT;
     *rail_p = HETCCL_WIRE_NOWHERE;
     if (peer->state != HETCCL_WIRE_READY && peer->state != HETCCL_WIRE_UP) return HETCCL_DIRECT_UNCONNECTED;
+    if (nbytes == 0) return HETCCL_DIRECT;
     int status = hetccl_wire_register_device(peer, &msg, &about, mem, &rails, rail_p);
     if (status != HETCCL_DONE) return status == HETCCL_AGAIN ? HETCCL_DIRECT_UNCONNECTED : msg.error;
     if (hetccl_wire_loop_for(peer, rails) == HETCCL_WIRE_NOWHERE) why = HETCCL_DIRECT_LOOP;

@@ -15,8 +15,10 @@ import numpy as np
 from fakes.build import build
 from hetccl import _cuda, _hip, _wire
 from hetccl._rdma import RdmaPort
-from hetccl._wire_device_trial import Message, poll, quiet
+from hetccl._wire_device_trial import Message, poll, quiet, shm_answers
+from mailboxes import Group
 from softroce import alone
+from wires_over_tcp import nets
 
 # So that the fake driver finds it, as its flush lets what was written be seen.
 verbs = ctypes.CDLL("libibverbs.so.1", mode=ctypes.RTLD_GLOBAL)
@@ -27,7 +29,7 @@ for fake in FAKES.values():
     fake.fakeWindow.restype = ctypes.c_void_p
     fake.fakeWindow.argtypes = [ctypes.c_void_p]
 DONE, AGAIN, EPEER, ENETWORK, EDIRECT = 1, 0, -1, -7, -8
-MANAGED, PIECES, REFUSED, SHORT, UNCONNECTED, LOOP, FLUSH, FETCH = 2, 3, 4, 5, 7, 10, 11, 12
+MANAGED, REFUSED, SHORT, TCP, SHM, LOOP, FLUSH, FETCH = 2, 4, 5, 8, 9, 10, 11, 12
 COLLECTIVE, POINT_TO_POINT = 0, 1
 # Below, of and above a cell's payload (224 bytes), a chunk (1024), and what is cut over two rails.
 CELLS, CELL_BYTES, CHUNK = 4, 256, 1024
@@ -142,8 +144,11 @@ class Net:
         self.wires = [_wire.Wire(rank, 2, CELLS, CELL_BYTES, ("host0", "host1"), **settings) for rank in range(2)]
         receives = _wire.most_immediates(CELLS)
         self.ports = [
-            [RdmaPort(alone.card(f"gdr{2 * rank + i}"), receives=receives, settings=alone.FAST_FAILURE)
-             for i in range(nrails)] for rank in range(2)
+            [
+                RdmaPort(alone.card(f"gdr{2 * rank + i}"), receives=receives, settings=alone.FAST_FAILURE)
+                for i in range(nrails)
+            ]
+            for rank in range(2)
         ]
         for wire, ports in zip(self.wires, self.ports, strict=True):
             for port in ports:
@@ -432,6 +437,29 @@ def check_the_question():
         verbs.fakeverbs_fail(None)
         it.wires[0].lost(1, "gone")
         assert wire.direct(1, gpu.runtime, gpu.address, 10) == (False, "the peer is not connected")
+
+
+def check_tcp():
+    gpu = Gpu(5000)
+    with nets() as make:
+        it = make()
+        it.connect()
+        for wire, peer in zip(it.wires, (1, 0), strict=True):
+            can, why = wire.direct(peer, gpu.runtime, gpu.address, 5000)
+            assert not can and "not one of RDMA" in why, why
+            for nbytes in (8, 5000):
+                sent = Tracked(
+                    wire, peer, False, POINT_TO_POINT, 7, None, runtime=gpu.runtime, address=gpu.address, nbytes=nbytes
+                )
+                assert (sent.advance(), sent.why) == (EDIRECT, TCP)
+
+
+def check_shared_memory():
+    """All that a link of one host can be asked."""
+    gpu = Gpu(100)
+    group = Group(2)
+    assert shm_answers(group.segments[0], 1, gpu.runtime, gpu.address, 100) == [(EDIRECT, SHM)] * 4
+    group.close()
 
 
 def check_without_a_loop():
