@@ -56,7 +56,7 @@ cdef class Rail:
         raise NotImplementedError
 
     def loop(self):
-        """The rail of its port to this process's own memory, made on the first call; None: rails of this kind have none.
+        """The rail of its port to this process's own memory, made on the first call; None: its kind has none.
 
         It is closed as any rail, before the port. Raises: VerbsError, MemoryError.
         """

@@ -21,9 +21,9 @@ from hetccl._wire_peer cimport (
     HETCCL_WIRE_CELL_BYTES_MAX, HETCCL_WIRE_CELL_BYTES_MIN, HETCCL_WIRE_CELL_UNIT, HETCCL_WIRE_CELLS_MAX,
     HETCCL_WIRE_CELLS_MIN, HETCCL_WIRE_CONNECTING, HETCCL_WIRE_CTS_MAX, HETCCL_WIRE_FAILED, HETCCL_WIRE_LOST,
     HETCCL_WIRE_NOWHERE, HETCCL_WIRE_READY, HETCCL_WIRE_UP, HETCCL_WIRE_WANTED, hetccl_wire_arrived_t,
-    hetccl_wire_counters_t, hetccl_wire_direct, hetccl_wire_peer_address, hetccl_wire_peer_attach, hetccl_wire_peer_close,
-    hetccl_wire_peer_close_rail, hetccl_wire_peer_end, hetccl_wire_peer_go, hetccl_wire_peer_open,
-    hetccl_wire_peer_poll, hetccl_wire_peer_resume, hetccl_wire_peer_rkey,
+    hetccl_wire_counters_t, hetccl_wire_direct, hetccl_wire_peer_address, hetccl_wire_peer_attach,
+    hetccl_wire_peer_close, hetccl_wire_peer_close_rail, hetccl_wire_peer_end, hetccl_wire_peer_go,
+    hetccl_wire_peer_open, hetccl_wire_peer_poll, hetccl_wire_peer_resume, hetccl_wire_peer_rkey,
 )
 from hetccl._wire_poll cimport HETCCL_WIRE_PORTS, hetccl_wire_watch_add, hetccl_wire_watch_forget
 from hetccl._wire_record cimport Inbox, arrived_read, arrived_record, inbox_read

@@ -22,7 +22,7 @@ enum hetccl_progress {
     HETCCL_ENOMEM = -5,
     HETCCL_EBROKEN = -6, /* the communicator has been broken by another fault */
     /* -7: HETCCL_ENETWORK, of rail.h */
-    HETCCL_EDIRECT = -8, /* the link cannot reach the GPU's memory that the message names; msg.error: enum hetccl_direct */
+    HETCCL_EDIRECT = -8, /* the link cannot reach the GPU's memory; msg.error: enum hetccl_direct */
 };
 
 /* POSTED: all of the message is in the link's hands. Of one to send the peer's acknowledgement is missing; of one to

@@ -276,7 +276,8 @@ EXPORT long fakeFlushes(int *device, int *scope) {
 }
 
 /* What a fake of libibverbs has written, and keeps from being seen, is seen afterwards. */
-API CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope) {
+API CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target,
+                                             CUflushGPUDirectRDMAWritesScope scope) {
     BEGIN(1);
     if ((int)target || ((int)scope != 100 && (int)scope != 200)) return INVALID;
     if (!(setting(PREFIX "FLUSH", 1) & 1)) return NOT_SUPPORTED;

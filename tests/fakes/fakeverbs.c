@@ -136,7 +136,8 @@ API int ibv_dealloc_pd(hetccl_ibv_pd_t *public) {
 /* The range of a GPU's memory with a byte of this, or -1. */
 static int gpu_range(uint64_t address, uint64_t nbytes) {
     for (int i = 0; i < ngpu_ranges; i++)
-        if (address < gpu_ranges[i].address + gpu_ranges[i].nbytes && gpu_ranges[i].address < address + nbytes) return i;
+        if (address < gpu_ranges[i].address + gpu_ranges[i].nbytes && gpu_ranges[i].address < address + nbytes)
+            return i;
     return -1;
 }
 

@@ -280,8 +280,10 @@ static int send_check(const qp_t *qp, const hetccl_ibv_send_wr_t *wr, uint64_t *
     *nbytes = 0;
     if (qp->shared->state != HETCCL_IBV_QPS_RTS && qp->shared->state != HETCCL_IBV_QPS_ERR) return EINVAL;
     int reads = wr->opcode == HETCCL_IBV_WR_RDMA_READ;
-    if (!reads && wr->opcode != HETCCL_IBV_WR_RDMA_WRITE && wr->opcode != HETCCL_IBV_WR_RDMA_WRITE_WITH_IMM) return EINVAL;
-    if (reads && (wr->num_sge != 1 || wr->send_flags & HETCCL_IBV_SEND_INLINE || !qp->attr.max_rd_atomic)) return EINVAL;
+    int writes = wr->opcode == HETCCL_IBV_WR_RDMA_WRITE || wr->opcode == HETCCL_IBV_WR_RDMA_WRITE_WITH_IMM;
+    if (!reads && !writes) return EINVAL;
+    if (reads && (wr->num_sge != 1 || wr->send_flags & HETCCL_IBV_SEND_INLINE)) return EINVAL;
+    if (reads && !qp->attr.max_rd_atomic) return EINVAL;
     if (wr->num_sge < 0 || wr->num_sge > (int)qp->cap.max_send_sge) return EINVAL;
     for (int i = 0; i < wr->num_sge; i++) *nbytes += wr->sg_list[i].length;
     if (wr->send_flags & HETCCL_IBV_SEND_INLINE && *nbytes > qp->cap.max_inline_data) return EINVAL;
