@@ -13,7 +13,7 @@
 
 #include <unistd.h>
 
-#include "hetccl/direct.h"
+#include "hetccl/mr_direct.h"
 #include "hetccl/mr_cache.h"
 
 /* A loop (rail.h) reads a byte back, to flush what was written. No peer can read: its queue pairs are not given the

@@ -16,7 +16,7 @@
 #include <sys/uio.h>
 
 #include "hetccl/layout.h"
-#include "hetccl/direct.h"
+#include "hetccl/mr_direct.h"
 #include "hetccl/message.h"
 #include "hetccl/shm.h"
 #include "hetccl/transport.h"

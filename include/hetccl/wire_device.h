@@ -14,7 +14,7 @@
 #ifndef HETCCL_WIRE_DEVICE_H
 #define HETCCL_WIRE_DEVICE_H
 
-#include "hetccl/direct.h"
+#include "hetccl/mr_direct.h"
 #include "hetccl/message.h"
 #include "hetccl/wire_memory.h"
 
