@@ -76,6 +76,11 @@ cdef extern from "hetccl/rail.h" nogil:
         int unsent
 
 
+cdef extern from "hetccl/mr_direct.h" nogil:
+    enum:
+        HETCCL_DIRECT_SHM
+
+
 cdef class Rail:
     cdef object __weakref__
     cdef hetccl_rail_t* rail             # in the subclass's own struct; NULL once closed

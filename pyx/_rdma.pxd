@@ -68,6 +68,9 @@ cdef extern from "hetccl/rail_verbs.h" nogil:
     void hetccl_verbs_rail_close(hetccl_verbs_rail_t* vr)
 
 
+cdef class QueuePair(Rail)
+
+
 cdef class RdmaPort(Port):
     cdef hetccl_verbs_port_t* state      # NULL once closed
     cdef OpenDevice opened
@@ -78,6 +81,7 @@ cdef class RdmaPort(Port):
     cdef int nlive                       # rails that are not closed
     cdef object loop_                    # weak reference to loop()'s rail, None: never made
     cdef int check(self) except -1
+    cdef QueuePair loop_known(self)
 
 
 cdef class QueuePair(Rail):

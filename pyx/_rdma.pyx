@@ -127,16 +127,29 @@ cdef class RdmaPort(Port):
 
     def loop(self):
         """See Rail.loop()."""
-        cdef QueuePair rail = None if self.loop_ is None else self.loop_()
-        if rail is not None and rail.state is not NULL:
+        cdef QueuePair rail = self.loop_known()
+        if rail is not None:
             return rail
         rail = QueuePair.__new__(QueuePair)
         rail.port, rail.peer, rail.is_loop = self, ITSELF, True
         queue_pair_open(rail, 0)
-        rail.connect(rail.local())
+        try:
+            rail.connect(rail.local())
+        except BaseException:
+            rail.close()
+            raise
+        # The GIL was released meanwhile. There is one for good: messages count what they have posted on it.
+        if self.loop_known() is not None:
+            rail.close()
+            return self.loop_known()
         hetccl_verbs_port_set_loop(self.state, rail.state)
         self.loop_ = weakref.ref(rail)
         return rail
+
+    cdef QueuePair loop_known(self):
+        """The loop, if there is one."""
+        cdef QueuePair rail = None if self.loop_ is None else self.loop_()
+        return rail if rail is not None and rail.state is not NULL else None
 
     def describe(self):
         """"mlx5_0 port 1, GID ::ffff:10.0.0.1 (index 3)"."""

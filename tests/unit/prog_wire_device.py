@@ -7,6 +7,7 @@ import ctypes
 import faulthandler
 import os
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 from gpu_wires import (
@@ -47,6 +48,8 @@ from gpu_wires import (
 from mailboxes import Group
 from wires_over_tcp import nets
 
+from hetccl._board import Board
+from hetccl._engine import Engine
 from hetccl._wire_device_trial import poll, quiet, shm_answers
 from softroce import alone
 
@@ -258,6 +261,21 @@ def check_shared_memory():
     gpu = Gpu(100)
     group = Group(2)
     assert shm_answers(group.segments[0], 1, gpu.runtime, gpu.address, 100) == [(EDIRECT, SHM)] * 4
+    engine = Engine(Board(group.segments[0], 0, 2, (0, 1)), None)
+    can, why = engine.direct(1, gpu.runtime, gpu.address, 100)
+    assert not can and "shared memory" in why
+    del engine
+    group.close()
+
+
+def check_the_engine_is_asked():
+    gpu, group = Gpu(100), Group(1)
+    with net() as it:
+        network = SimpleNamespace(wire=it.wires[0], drop=lambda engine: None)
+        engine = Engine(Board(group.segments[0], 0, 2, (0,)), network)
+        assert engine.direct(1, gpu.runtime, gpu.address, 100) == (True, "")
+        assert not engine.direct(1, gpu.runtime, gpu.address, 100 + GUARD + 1)[0]
+        del engine
     group.close()
 
 

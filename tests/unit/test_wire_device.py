@@ -4,12 +4,14 @@ What it cannot show: that a NIC reaches a GPU, and that a GPU sees what was writ
 """
 
 import json
+import signal
 import subprocess
 import sys
 
 import pytest
 from fake_verbs import ROOT, environment, needs_compiler
 
+from fakes import build
 from mpi import jobs
 
 PROGRAM = ROOT / "tests" / "unit" / "prog_wire_device.py"
@@ -35,3 +37,30 @@ def problems(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 def test_check(problems, name):
     assert problems[name] is None, problems[name]
+
+
+TOUCHES = """
+#include "hetccl/message.h"
+int main(void) {
+    static const char runtime;
+    uint8_t memory[8] = {0}, copy[8];
+    hetccl_msg_t msg = {.ptr = memory, .nbytes = 8};
+    hetccl_msg_get(&msg, 0, 8, copy);
+    hetccl_msg_put(&msg, 0, 8, copy);
+    msg.device.runtime = (const void *)&runtime;
+    hetccl_msg_get(&msg, 0, 0, copy);
+    hetccl_msg_put(&msg, 0, 0, copy);
+    hetccl_msg_CALL(&msg, 0, 1, copy);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("call", ["get", "put"])
+def test_no_code_of_ours_copies_such_a_message(tmp_path, call):
+    """Whatever its pointer is: the process ends before a byte is touched."""
+    source, program = tmp_path / "touches.c", tmp_path / "touches"
+    source.write_text(TOUCHES.replace("CALL", call))
+    command = [build.compiler(), "-std=gnu11", "-O1", f"-I{ROOT / 'include'}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=120)
+    assert subprocess.run([str(program)], timeout=60).returncode in (-signal.SIGILL, -signal.SIGTRAP, -signal.SIGABRT)
