@@ -54,6 +54,7 @@ MODULES = [
     "_wire_record",
     "_wire_poll",
     "_wire",
+    "_wire_device_trial",
     "_calls",
     "_program",
     "_letters",

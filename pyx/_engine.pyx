@@ -5,6 +5,8 @@ a peer, and nothing takes the GIL under the mutex. A fault ends all: the peers h
 """
 
 cimport cython
+from libc.stddef cimport size_t
+from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -13,11 +15,12 @@ from hetccl._mailbox cimport ANY, MESSAGE_COMPLETE, MESSAGE_FAILED, Message, mai
 from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_unlock
 from hetccl._progress cimport progress_close, progress_open, progress_stop
 from hetccl._passage cimport hetccl_ring_release
-from hetccl._rail cimport HETCCL_ENETWORK
+from hetccl._rail cimport HETCCL_DIRECT_SHM, HETCCL_ENETWORK, direct_text
 from hetccl._row cimport (
     COLLECTIVE_CHECKING, COLLECTIVE_DONE, COLLECTIVE_FAILED, COLLECTIVE_GATED, row_blockers, row_close, row_open,
     row_poll, row_push,
 )
+from hetccl._runtime cimport Runtime
 from hetccl._shm cimport (
     COLLECTIVE, HETCCL_AGAIN, HETCCL_DONE, HETCCL_EBROKEN, HETCCL_EPEER, HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON,
     HETCCL_MOVED, HETCCL_REASON_DEAD, HETCCL_REASON_LEFT, HETCCL_REASON_NETWORK, HETCCL_REASON_TIMEOUT, POINT_TO_POINT,
@@ -94,6 +97,12 @@ cdef class Engine:
         row_close(&self.row)
         free(self.links)
         free(self.mask)
+
+    def direct(self, int peer, Runtime runtime not None, uintptr_t address, size_t nbytes, *, bint all_devices=False):
+        """Whether a GPU's memory can go to a peer, and be received from it, without a copy: as Wire.direct()."""
+        if not self.board.is_far(peer):
+            return False, direct_text(HETCCL_DIRECT_SHM, "")
+        return self.wire.direct(peer, runtime, address, nbytes, all_devices=all_devices)
 
     cdef void open_link(self, int traffic, bint receive, int peer) noexcept:
         cdef Link* link = self.link(traffic, receive) + peer

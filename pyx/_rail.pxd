@@ -3,6 +3,8 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
+from hetccl._runtime cimport hetccl_pointer_t, hetccl_runtime_t
+
 
 cdef extern from "hetccl/rail.h" nogil:
     enum:
@@ -22,6 +24,7 @@ cdef extern from "hetccl/rail.h" nogil:
         HETCCL_MEM_OF_USER
         HETCCL_WRITE_IMM
         HETCCL_WRITE_LAZY
+        HETCCL_WRITE_DEVICE
 
     ctypedef struct hetccl_rail_fault_t:
         int32_t kind
@@ -60,12 +63,22 @@ cdef extern from "hetccl/rail.h" nogil:
         int (*reg)(hetccl_rail_t* rail, void* ptr, size_t nbytes, int whose, hetccl_mem_t* mem) noexcept nogil
         void (*dereg)(hetccl_rail_t* rail, hetccl_mem_t* mem) noexcept nogil
         void (*stop)(hetccl_rail_t* rail) noexcept nogil
+        int (*reg_device)(hetccl_rail_t* rail, const hetccl_runtime_t* runtime, const hetccl_pointer_t* about,
+                          hetccl_mem_t* mem, int* why_p) noexcept nogil
+        hetccl_rail_t* (*loop)(hetccl_rail_t* rail) noexcept nogil
+        int (*read)(hetccl_rail_t* rail, const hetccl_write_t* write) noexcept nogil
+        void (*settle)(hetccl_rail_t* rail) noexcept nogil
 
     ctypedef struct hetccl_port_t:
         int (*poll)(hetccl_port_t* port) noexcept nogil
         int (*arm)(hetccl_port_t* port) noexcept nogil
         int fd
         int unsent
+
+
+cdef extern from "hetccl/mr_direct.h" nogil:
+    enum:
+        HETCCL_DIRECT_SHM
 
 
 cdef class Rail:
@@ -79,3 +92,5 @@ cdef class Port:
 
 
 cdef str breach_text(int code)
+# Why a GPU's memory cannot be reached without a copy: enum hetccl_direct, not 0. where: the rail, if it is one's fault.
+cdef str direct_text(int why, str where)

@@ -4,6 +4,17 @@ Every method is called with the GIL. What touches the C structs of a rail that i
 mutex besides; _wire.Wire takes it around the calls here.
 """
 
+# enum hetccl_direct.
+cdef tuple DIRECT = (
+    "", "its runtime does not know it as memory of a GPU", "it is managed memory, which migrates",
+    "it reaches beyond its allocation: it is mapped in pieces",
+    "it cannot be registered, neither as a dma-buf nor by a peer-memory module",
+    "no more memory can be registered now", "its allocation is larger than what is registered at a time",
+    "the peer is not connected", "the rail is not one of RDMA", "the peer is reached through shared memory",
+    "the device has no queue pair to itself", "what has been written could not be flushed",
+    "the receiver reads it where it lands",
+)
+
 # enum hetccl_wire_breach; the names are docs/wire-protocol.md's.
 cdef tuple BREACHES = (
     "", "CELL, a message's cell or its header", "CTS, a request for a piece", "FIN, the end of a piece",
@@ -14,6 +25,10 @@ cdef tuple BREACHES = (
 cdef str breach_text(int code):
     """A fault of the kind HETCCL_FAULT_WIRE in words."""
     return f"the peer broke the wire protocol: {BREACHES[code]}"
+
+
+cdef str direct_text(int why, str where):
+    return f"{where}: {DIRECT[why]}" if where else DIRECT[why]
 
 
 cdef class Rail:
@@ -39,6 +54,13 @@ cdef class Rail:
     def fault(self):
         """Why it failed, in words; "" while it has not."""
         raise NotImplementedError
+
+    def loop(self):
+        """The rail of its port to this process's own memory, made on the first call; None: its kind has none.
+
+        It is closed as any rail, before the port. Raises: VerbsError, MemoryError.
+        """
+        return None
 
     def close(self):
         """Give the rail back; idempotent. Its registrations must have been given back before.

@@ -8,6 +8,7 @@ Called with the GIL, which is released around what talks to the kernel.
 import errno as errno_
 import ipaddress
 import secrets
+import weakref
 
 cimport cython
 from libc.errno cimport errno
@@ -21,7 +22,8 @@ from hetccl._rail cimport (
 )
 from hetccl._rdma_device cimport device_opened, set_nonblocking
 from hetccl._verbs cimport (
-    HETCCL_IBV_ACCESS_REMOTE_WRITE, HETCCL_IBV_LINK_LAYER_ETHERNET, HETCCL_IBV_QP_ACCESS_FLAGS,
+    HETCCL_IBV_ACCESS_REMOTE_READ, HETCCL_IBV_ACCESS_REMOTE_WRITE, HETCCL_IBV_LINK_LAYER_ETHERNET,
+    HETCCL_IBV_QP_ACCESS_FLAGS,
     HETCCL_IBV_QP_AV, HETCCL_IBV_QP_CAP, HETCCL_IBV_QP_DEST_QPN, HETCCL_IBV_QP_MAX_DEST_RD_ATOMIC,
     HETCCL_IBV_QP_MAX_QP_RD_ATOMIC, HETCCL_IBV_QP_MIN_RNR_TIMER, HETCCL_IBV_QP_PATH_MTU, HETCCL_IBV_QP_PKEY_INDEX,
     HETCCL_IBV_QP_PORT, HETCCL_IBV_QP_RETRY_CNT, HETCCL_IBV_QP_RNR_RETRY, HETCCL_IBV_QP_RQ_PSN, HETCCL_IBV_QP_SQ_PSN,
@@ -53,8 +55,10 @@ cdef enum:
     INLINE_BYTES = 256
     # Routers between two RoCE v2 subnets take one off each.
     HOP_LIMIT = 64
-    # hetccl reads nothing remotely; one keeps peers possible that do.
+    # Only loops read, one byte at a time; on other rails one keeps peers possible that do.
     RD_ATOMIC = 1
+    # The rank of the peer of a loop.
+    ITSELF = -1
     # sgid_index has 8 bits.
     MOST_GID_INDEX = 255
 
@@ -121,6 +125,32 @@ cdef class RdmaPort(Port):
         queue_pair_open(rail, index)
         return rail
 
+    def loop(self):
+        """See Rail.loop()."""
+        cdef QueuePair rail = self.loop_known()
+        if rail is not None:
+            return rail
+        rail = QueuePair.__new__(QueuePair)
+        rail.port, rail.peer, rail.is_loop = self, ITSELF, True
+        queue_pair_open(rail, 0)
+        try:
+            rail.connect(rail.local())
+        except BaseException:
+            rail.close()
+            raise
+        # The GIL was released meanwhile. There is one for good: messages count what they have posted on it.
+        if self.loop_known() is not None:
+            rail.close()
+            return self.loop_known()
+        hetccl_verbs_port_set_loop(self.state, rail.state)
+        self.loop_ = weakref.ref(rail)
+        return rail
+
+    cdef QueuePair loop_known(self):
+        """The loop, if there is one."""
+        cdef QueuePair rail = None if self.loop_ is None else self.loop_()
+        return rail if rail is not None and rail.state is not NULL else None
+
     def describe(self):
         """"mlx5_0 port 1, GID ::ffff:10.0.0.1 (index 3)"."""
         where = f"{self.card['device']} port {self.card['port']}"
@@ -161,6 +191,8 @@ cdef int port_open(RdmaPort self) except -1:
     state.ops.write, state.ops.room = hetccl_verbs_rail_write, hetccl_verbs_rail_room
     state.ops.reg, state.ops.dereg = hetccl_verbs_rail_reg, hetccl_verbs_rail_dereg
     state.ops.stop = hetccl_verbs_rail_stop
+    state.ops.reg_device, state.ops.loop = hetccl_verbs_rail_reg_device, hetccl_verbs_rail_loop
+    state.ops.read, state.ops.settle = hetccl_verbs_rail_read, hetccl_verbs_rail_settle
     call = "ibv_create_comp_channel"
     with nogil:
         state.channel = table.create_comp_channel(state.device.context)
@@ -236,6 +268,9 @@ cdef class QueuePair(Rail):
 
     def describe(self):
         return self.port.describe()
+
+    def loop(self):
+        return self.port.loop()
 
     def fault(self):
         cdef hetccl_rail_fault_t fault
@@ -323,7 +358,8 @@ cdef int queue_pair_open(QueuePair self, int index) except -1:
         raise MemoryError()
     state.rail.ops, state.rail.index, state.rail.state = &port.state.ops, index, HETCCL_RAIL_NEW
     state.send_depth = port.settings["send_queue"]
-    state.recv_depth = port.settings["receives"] + HETCCL_VERBS_RECV_BATCH
+    # Nothing that a loop writes takes a receive.
+    state.recv_depth = HETCCL_VERBS_RECV_BATCH + (0 if self.is_loop else port.settings["receives"])
     with nogil:
         error = hetccl_verbs_port_add(port.state, state, port.opened.attr.max_cqe)
     if error:
@@ -369,7 +405,7 @@ cdef str queue_pair_start(QueuePair self, hetccl_verbs_rail_t* state, int* error
     memset(&attr, 0, sizeof(attr))
     attr.qp_state, attr.port_num = HETCCL_IBV_QPS_INIT, self.port.card["port"]
     attr.pkey_index = self.port.settings["pkey"]
-    attr.qp_access_flags = HETCCL_IBV_ACCESS_REMOTE_WRITE
+    attr.qp_access_flags = HETCCL_IBV_ACCESS_REMOTE_WRITE | (HETCCL_IBV_ACCESS_REMOTE_READ if self.is_loop else 0)
     with nogil:
         rc = table.modify_qp(state.qp, &attr, HETCCL_IBV_QP_STATE | HETCCL_IBV_QP_PKEY_INDEX | HETCCL_IBV_QP_PORT
                              | HETCCL_IBV_QP_ACCESS_FLAGS)

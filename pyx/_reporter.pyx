@@ -11,11 +11,11 @@ from hetccl._board cimport Board
 from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK
 from hetccl._engine cimport Work, failed_message
 from hetccl._mailbox cimport Message
-from hetccl._rail cimport HETCCL_ENETWORK
+from hetccl._rail cimport HETCCL_ENETWORK, direct_text
 from hetccl._shm cimport (
-    COLLECTIVE, HETCCL_EBROKEN, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG, HETCCL_FAULT_CULPRIT,
-    HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_REASON_DEAD, HETCCL_REASON_FREED, HETCCL_REASON_LEFT,
-    HETCCL_REASON_NETWORK, HETCCL_REASON_TIMEOUT, hetccl_header_t, hetccl_msg_t,
+    COLLECTIVE, HETCCL_EBROKEN, HETCCL_EDIRECT, HETCCL_ELENGTH, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_ETAG,
+    HETCCL_FAULT_CULPRIT, HETCCL_FAULT_REASON, HETCCL_FAULT_REPORTER, HETCCL_REASON_DEAD, HETCCL_REASON_FREED,
+    HETCCL_REASON_LEFT, HETCCL_REASON_NETWORK, HETCCL_REASON_TIMEOUT, hetccl_header_t, hetccl_msg_t,
 )
 
 from hetccl._calls import CALLS
@@ -105,6 +105,10 @@ cdef class Reporter(Engine):
             self.give_up(self.reason_of(status, peer), peer)
             return self.raise_fault(work.call, work)
         self.give_up(HETCCL_REASON_LEFT, self.rank)
+        if status == HETCCL_EDIRECT:
+            raise LibraryError(f"{call}: memory of a GPU could not be exchanged with rank {peer}: "
+                               f"{direct_text(msg.error, '')}; the communicator cannot be used any more",
+                               call=call, rank=self.rank, peer=peer)
         if status == HETCCL_ENOMEM:
             raise MemoryError(f"{call}: scratch memory for the plan; the communicator cannot be used any more")
         if status == HETCCL_ELENGTH or status == HETCCL_ETAG:

@@ -64,6 +64,8 @@ cdef extern from "hetccl/runtime.h" nogil:
         int (*ipc_open)(const void* handle, void** ptr) noexcept nogil
         int (*ipc_close)(void* ptr) noexcept nogil
         int (*dmabuf_export)(void* ptr, size_t nbytes, int* fd, uint64_t* offset) noexcept nogil
+        int (*rdma_ordering)(int device, int* scope, int* flushable) noexcept nogil
+        int (*rdma_flush)(int scope) noexcept nogil
         int (*module_load)(void** module, const void* image) noexcept nogil
         int (*module_unload)(void* module) noexcept nogil
         int (*module_function)(void** function, void* module, const char* name) noexcept nogil

@@ -1,7 +1,7 @@
 """The shared-memory segment of one communicator, and its links. C side: include/hetccl/shm.h and shm_link.h."""
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
 from hetccl._layout cimport hetccl_layout_t
 
@@ -17,11 +17,17 @@ cdef extern from "hetccl/transport.h" nogil:
         HETCCL_ENOMEM
         HETCCL_EBROKEN
         HETCCL_ETAG
+        HETCCL_EDIRECT
         HETCCL_MSG_NEW
         HETCCL_MSG_POSTED
         HETCCL_MSG_STREAM
         HETCCL_MSG_SYNC
         HETCCL_MSG_PAST_CACHE
+        HETCCL_MSG_ALL_DEVICES
+
+    ctypedef struct hetccl_device_memory_t:
+        const void* runtime              # hetccl_runtime_t
+        uintptr_t address
 
     ctypedef struct hetccl_msg_t:
         uint8_t* ptr
@@ -35,6 +41,7 @@ cdef extern from "hetccl/transport.h" nogil:
         int32_t state
         int32_t slot
         int32_t error
+        hetccl_device_memory_t device    # with a runtime: ptr and layout are NULL
 
     ctypedef struct hetccl_header_t:
         size_t nbytes

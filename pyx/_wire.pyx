@@ -9,17 +9,21 @@ import time
 import weakref
 
 cimport cython
-from libc.stdint cimport uint32_t
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uintptr_t
 
-from hetccl._rail cimport HETCCL_RAILS, Port, Rail, hetccl_rail_t
-from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_ELENGTH, HETCCL_MOVED, hetccl_bell_ring
+from hetccl._rail cimport HETCCL_RAILS, Port, Rail, direct_text, hetccl_rail_t
+from hetccl._runtime cimport Runtime
+from hetccl._shm cimport (
+    HETCCL_AGAIN, HETCCL_DONE, HETCCL_ELENGTH, HETCCL_MOVED, HETCCL_MSG_ALL_DEVICES, hetccl_bell_ring,
+)
 from hetccl._wire_peer cimport (
     HETCCL_WIRE_CELL_BYTES_MAX, HETCCL_WIRE_CELL_BYTES_MIN, HETCCL_WIRE_CELL_UNIT, HETCCL_WIRE_CELLS_MAX,
     HETCCL_WIRE_CELLS_MIN, HETCCL_WIRE_CONNECTING, HETCCL_WIRE_CTS_MAX, HETCCL_WIRE_FAILED, HETCCL_WIRE_LOST,
     HETCCL_WIRE_NOWHERE, HETCCL_WIRE_READY, HETCCL_WIRE_UP, HETCCL_WIRE_WANTED, hetccl_wire_arrived_t,
-    hetccl_wire_counters_t, hetccl_wire_peer_address, hetccl_wire_peer_attach, hetccl_wire_peer_close,
-    hetccl_wire_peer_close_rail, hetccl_wire_peer_end, hetccl_wire_peer_go, hetccl_wire_peer_open,
-    hetccl_wire_peer_poll, hetccl_wire_peer_resume, hetccl_wire_peer_rkey,
+    hetccl_wire_counters_t, hetccl_wire_direct, hetccl_wire_peer_address, hetccl_wire_peer_attach,
+    hetccl_wire_peer_close, hetccl_wire_peer_close_rail, hetccl_wire_peer_end, hetccl_wire_peer_go,
+    hetccl_wire_peer_open, hetccl_wire_peer_poll, hetccl_wire_peer_resume, hetccl_wire_peer_rkey,
 )
 from hetccl._wire_poll cimport HETCCL_WIRE_PORTS, hetccl_wire_watch_add, hetccl_wire_watch_forget
 from hetccl._wire_record cimport Inbox, arrived_read, arrived_record, inbox_read
@@ -337,6 +341,30 @@ cdef class Wire(Polled):
         """Ranks of the peers that are connected."""
         return [peer for peer in range(self.nranks) if HETCCL_WIRE_READY <= self.peers[peer].state <= HETCCL_WIRE_UP]
 
+    def direct(self, int peer, Runtime runtime not None, uintptr_t address, size_t nbytes, *, bint all_devices=False):
+        """Whether a GPU's memory can go to a peer, and be received from it, without a copy.
+
+        runtime     : _runtime.Runtime, whose memory it is    address, nbytes : of it
+        all_devices : what is received may be read by other GPUs than its owner
+        Returns     : (bool, str), why not; "" if it can. The answer holds as long as the allocation and the rails.
+        Cost        : the first time for an allocation, its registration with each device; for a peer, a queue pair each
+        """
+        cdef hetccl_wire_peer_t* state = self.peer_of(peer)
+        cdef int why, at = HETCCL_WIRE_NOWHERE
+        cdef uint32_t flags = HETCCL_MSG_ALL_DEVICES if all_devices else 0
+        rails = self.rails.get(peer, [])
+        try:
+            loops = [rail.loop() for rail in rails if rail.fault() == ""]
+        except LibraryError as error:
+            return False, f"the device has no queue pair to itself: {error}"
+        self.kept += tuple({loop for loop in loops if loop is not None and loop not in self.kept})
+        with nogil:
+            self.lock()
+            why = hetccl_wire_direct(state, runtime.table, address, nbytes, flags, &at)
+            self.unlock()
+        where = rails[at].describe() if at != HETCCL_WIRE_NOWHERE else ""
+        return why == 0, direct_text(why, where) if why else ""
+
     def counters(self):
         """{peer: {what: writes or bytes}}, for tests; "rails": [(writes, bytes) of each]."""
         cdef hetccl_wire_counters_t c
@@ -353,6 +381,8 @@ cdef class Wire(Polled):
                 found[peer] = {
                     "eager": c.eager, "rts": c.rts, "cts": c.cts, "credits": c.credits, "direct_out": c.direct_out,
                     "staged_out": c.staged_out, "direct_in": c.direct_in, "landed_in": c.landed_in,
+                    "gathered_out": c.gathered_out, "carried_in": c.carried_in, "flushes": c.flushes,
+                    "read_backs": c.read_backs,
                     "rails": [(c.writes[i], c.bytes[i]) for i in range(nrails)],
                 }
         return found

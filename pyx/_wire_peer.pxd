@@ -1,9 +1,10 @@
 """One peer of a wire. C side: include/hetccl/wire_peer.h, where the state is, and wire_link.h."""
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
 from hetccl._rail cimport hetccl_rail_t
+from hetccl._runtime cimport hetccl_runtime_t
 from hetccl._shm cimport hetccl_transport_t
 
 
@@ -57,6 +58,10 @@ cdef extern from "hetccl/wire_link.h" nogil:
         uint64_t staged_out
         uint64_t direct_in
         uint64_t landed_in
+        uint64_t gathered_out
+        uint64_t carried_in
+        uint64_t flushes
+        uint64_t read_backs
         uint64_t* writes                 # HETCCL_RAILS
         uint64_t* bytes
 
@@ -90,6 +95,8 @@ cdef extern from "hetccl/wire_link.h" nogil:
         uint32_t[2] nopen
         hetccl_wire_open_t[2][64] open   # [class][HETCCL_WIRE_CTS_MAX]
 
+    int hetccl_wire_direct(hetccl_wire_peer_t* peer, const hetccl_runtime_t* runtime, uintptr_t address, size_t nbytes,
+                           uint32_t flags, int* rail_p)
     void hetccl_wire_peer_init(hetccl_wire_peer_t* peer, hetccl_wire_t* wire, int rank)
     int hetccl_wire_peer_open(hetccl_wire_peer_t* peer, hetccl_rail_t** rails, int nrails, int* rail_p)
     uint64_t hetccl_wire_peer_address(const hetccl_wire_peer_t* peer)

@@ -8,8 +8,14 @@
 #include "hetccl/layout.h"
 #include "hetccl/transport.h"
 
+/* A GPU's memory is not the CPU's to touch: who tries ends here, whatever the address means to it. */
+static inline void hetccl_msg_on_host(const hetccl_msg_t *msg) {
+    if (__builtin_expect(msg->device.runtime != NULL, 0)) __builtin_trap();
+}
+
 /* Copies the message's bytes [at, at + nbytes) to out. */
 static inline void hetccl_msg_get(const hetccl_msg_t *msg, size_t at, size_t nbytes, uint8_t *out) {
+    if (nbytes > 0) hetccl_msg_on_host(msg);
     if (msg->layout) {
         hetccl_layout_pack(msg->layout, msg->ptr, msg->skip + at, nbytes, out);
     } else if (nbytes > 0) {
@@ -21,6 +27,7 @@ static inline void hetccl_msg_get(const hetccl_msg_t *msg, size_t at, size_t nby
 static inline void hetccl_msg_put(const hetccl_msg_t *msg, size_t at, size_t nbytes, const uint8_t *bytes) {
     int past_cache = msg->flags & HETCCL_MSG_PAST_CACHE;
     if (nbytes == 0) return;
+    hetccl_msg_on_host(msg);
     if (msg->layout && past_cache) {
         hetccl_layout_unpack_past(msg->layout, msg->ptr, msg->skip + at, nbytes, bytes);
     } else if (msg->layout) {

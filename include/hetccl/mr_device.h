@@ -3,7 +3,7 @@
  *     dma-buf       the runtime exports the allocation, the RDMA driver imports it (Linux 5.12, rdma-core 34)
  *     peer memory   ibv_reg_mr of the device's address, which a module of the GPU's vendor makes possible
  *
- * and if neither works, the caller stages the data in host memory. A way that fails before it has ever worked is not
+ * and if neither works, the caller has to stage the data in host memory. A way that fails before it has ever worked is not
  * tried again with that kind of memory on that RDMA device; one that has worked is refused to the allocation alone.
  *
  * An allocation is known by its buffer id, which the runtime is asked for at each use, not by its address alone: once
@@ -13,8 +13,12 @@
 
 #include <unistd.h>
 
+#include "hetccl/mr_direct.h"
 #include "hetccl/mr_cache.h"
-#include "hetccl/runtime.h"
+
+/* A loop (rail.h) reads a byte back, to flush what was written. No peer can read: its queue pairs are not given the
+ * right. */
+#define HETCCL_MR_DEVICE_ACCESS (HETCCL_MR_ACCESS | HETCCL_IBV_ACCESS_REMOTE_READ)
 
 typedef struct hetccl_mr_stage {
     int event; /* enum hetccl_mr_event: what a failure means */
@@ -23,15 +27,24 @@ typedef struct hetccl_mr_stage {
                             int *error_p);
 } hetccl_mr_stage_t;
 
+/* The progress thread has no context of its own. Whether it worked. */
+static inline int hetccl_mr_export(const hetccl_runtime_t *runtime, const hetccl_pointer_t *about, int *fd,
+                                   uint64_t *offset) {
+    void *saved;
+    if (runtime->enter(about->device, &saved) != 0) return 0;
+    int code = runtime->dmabuf_export(about->base, about->nbytes, fd, offset);
+    runtime->leave(saved);
+    return code == 0;
+}
+
 static hetccl_ibv_mr_t *hetccl_mr_reg_dmabuf(hetccl_mr_cache_t *cache, const hetccl_runtime_t *runtime,
                                              const hetccl_pointer_t *about, int *error_p) {
     int fd = -1;
     uint64_t offset = 0;
     *error_p = EOPNOTSUPP;
-    if (cache->verbs->reg_dmabuf_mr == NULL || runtime->dmabuf_export(about->base, about->nbytes, &fd, &offset) != 0)
-        return NULL;
+    if (cache->verbs->reg_dmabuf_mr == NULL || !hetccl_mr_export(runtime, about, &fd, &offset)) return NULL;
     hetccl_ibv_mr_t *verbs = cache->verbs->reg_dmabuf_mr(cache->pd, offset, about->nbytes, (uintptr_t)about->base, fd,
-                                                         HETCCL_MR_ACCESS);
+                                                         HETCCL_MR_DEVICE_ACCESS);
     *error_p = verbs == NULL && errno ? errno : EIO;
     close(fd); /* the registration has a reference of its own */
     return verbs;
@@ -40,7 +53,7 @@ static hetccl_ibv_mr_t *hetccl_mr_reg_dmabuf(hetccl_mr_cache_t *cache, const het
 static hetccl_ibv_mr_t *hetccl_mr_reg_peer(hetccl_mr_cache_t *cache, const hetccl_runtime_t *runtime,
                                            const hetccl_pointer_t *about, int *error_p) {
     (void)runtime;
-    hetccl_ibv_mr_t *verbs = cache->verbs->reg_mr(cache->pd, about->base, about->nbytes, HETCCL_MR_ACCESS);
+    hetccl_ibv_mr_t *verbs = cache->verbs->reg_mr(cache->pd, about->base, about->nbytes, HETCCL_MR_DEVICE_ACCESS);
     *error_p = verbs == NULL && errno ? errno : EIO;
     return verbs;
 }
@@ -87,12 +100,15 @@ static inline hetccl_mr_t *hetccl_mr_find_device(hetccl_mr_cache_t *cache, const
     return NULL;
 }
 
+/* NULL: *why_p says why. */
 static inline hetccl_mr_t *hetccl_mr_new_device(hetccl_mr_cache_t *cache, const hetccl_runtime_t *runtime,
-                                                const hetccl_pointer_t *about) {
+                                                const hetccl_pointer_t *about, int *why_p) {
     int is_short = 0;
+    *why_p = about->nbytes > cache->max_nbytes ? HETCCL_DIRECT_LIMIT : HETCCL_DIRECT_SHORT;
     if (!hetccl_mr_make_room(cache, about->nbytes)) return NULL;
     hetccl_ibv_mr_t *verbs = hetccl_mr_reg_staged(cache, runtime, about, &is_short);
     int is_hopeless = cache->stages_off[about->kind] == (1u << HETCCL_MR_NSTAGES) - 1;
+    if (verbs == NULL && !is_short) *why_p = HETCCL_DIRECT_REFUSED;
     if (verbs == NULL && (is_short || is_hopeless || about->buffer_id == 0)) return NULL;
     hetccl_mr_t *mr = calloc(1, sizeof *mr);
     if (mr == NULL) {
@@ -107,17 +123,14 @@ static inline hetccl_mr_t *hetccl_mr_new_device(hetccl_mr_cache_t *cache, const 
     return mr;
 }
 
-/* As hetccl_mr_cache_get(), for memory of a device of this runtime. Takes the lock. */
-static inline int hetccl_mr_cache_get_device(hetccl_mr_cache_t *cache, const hetccl_runtime_t *runtime, void *ptr,
-                                             size_t nbytes, hetccl_mem_t *mem) {
-    hetccl_pointer_t about = {0};
-    if (nbytes == 0 || runtime->pointer(ptr, &about) != 0 || about.kind == HETCCL_MEM_HOST || about.base == NULL)
-        return HETCCL_AGAIN;
-    if (about.managed) return HETCCL_AGAIN; /* it migrates */
-    if ((uintptr_t)ptr + nbytes > (uintptr_t)about.base + about.nbytes) return HETCCL_AGAIN; /* mapped in pieces */
+/* As hetccl_mr_cache_get(), for a whole allocation of a runtime's device, of which hetccl_direct_about() has told.
+ * AGAIN: *why_p, enum hetccl_direct. Takes the lock. */
+static inline int hetccl_mr_cache_get_device(hetccl_mr_cache_t *cache, const hetccl_runtime_t *runtime,
+                                             const hetccl_pointer_t *about, hetccl_mem_t *mem, int *why_p) {
     pthread_mutex_lock(&cache->notes->lock);
-    hetccl_mr_t *mr = hetccl_mr_find_device(cache, &about);
-    if (mr == NULL) mr = hetccl_mr_new_device(cache, runtime, &about);
+    *why_p = HETCCL_DIRECT_REFUSED;
+    hetccl_mr_t *mr = hetccl_mr_find_device(cache, about);
+    if (mr == NULL) mr = hetccl_mr_new_device(cache, runtime, about, why_p);
     int status = HETCCL_AGAIN;
     if (mr != NULL && mr->verbs != NULL) {
         hetccl_mr_unlink(mr);

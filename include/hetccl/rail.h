@@ -55,6 +55,7 @@ enum hetccl_mem_owner { HETCCL_MEM_OF_ENGINE = 0, HETCCL_MEM_OF_USER = 1 };
 enum hetccl_write_flags {
     HETCCL_WRITE_IMM = 1,  /* the peer is told `imm` once the bytes are in place */
     HETCCL_WRITE_LAZY = 2, /* nobody waits for its completion, which may be told late; a hint */
+    HETCCL_WRITE_DEVICE = 4, /* a piece is a GPU's memory, of which the CPU may copy nothing */
 };
 
 /* One RDMA WRITE: up to two pieces of local memory to one place in the peer's. The pieces must stay as they are until
@@ -70,6 +71,8 @@ typedef struct hetccl_write {
 } hetccl_write_t;
 
 struct hetccl_rail_ops;
+struct hetccl_runtime;
+struct hetccl_pointer;
 
 typedef struct hetccl_rail {
     const struct hetccl_rail_ops *ops;
@@ -100,6 +103,17 @@ typedef struct hetccl_rail_ops {
      * is read or written; what came in whole before has been told by on_imm(), or is as if it had not come. Once is
      * enough; not from within on_imm(). */
     void (*stop)(hetccl_rail_t *rail);
+    /* The rest is for memory of GPUs; NULL: rails of this kind do not reach it.
+     * As reg(), of the whole allocation that the runtime has told `about`. AGAIN: *why_p is why, enum hetccl_direct. */
+    int (*reg_device)(hetccl_rail_t *rail, const struct hetccl_runtime *runtime, const struct hetccl_pointer *about,
+                      hetccl_mem_t *mem, int *why_p);
+    /* The rail by which the device reaches this process's own memory, with the keys that reg() of this rail gives. It
+     * outlives the rail, and is the communicator's. NULL: there is none. */
+    hetccl_rail_t *(*loop)(hetccl_rail_t *rail);
+    /* Of a loop. As write(), the other way: from the place in the peer's memory to ptr[0]. */
+    int (*read)(hetccl_rail_t *rail, const hetccl_write_t *write);
+    /* Of a loop. Wait, at most for a second, until all that was posted is completed; else stop it. As stop(). */
+    void (*settle)(hetccl_rail_t *rail);
 } hetccl_rail_ops_t;
 
 /* What a communicator polls for its rails: one port for each RDMA device, one for all TCP connections. */

@@ -7,7 +7,7 @@
 #ifndef HETCCL_RAIL_VERBS_H
 #define HETCCL_RAIL_VERBS_H
 
-#include "hetccl/mr_cache.h"
+#include "hetccl/mr_device.h"
 #include "hetccl/process.h"
 #include "hetccl/verbs_port.h"
 
@@ -17,7 +17,7 @@ static inline int hetccl_verbs_rail_room(hetccl_rail_t *rail) {
     return (int)(vr->send_depth - (uint32_t)(rail->posted - rail->completed));
 }
 
-static inline int hetccl_verbs_rail_write(hetccl_rail_t *rail, const hetccl_write_t *write) {
+static inline int hetccl_verbs_rail_post(hetccl_rail_t *rail, const hetccl_write_t *write, int opcode) {
     hetccl_verbs_rail_t *vr = (hetccl_verbs_rail_t *)rail;
     hetccl_ibv_sge_t pieces[2];
     hetccl_ibv_send_wr_t wr, *bad = NULL;
@@ -34,8 +34,11 @@ static inline int hetccl_verbs_rail_write(hetccl_rail_t *rail, const hetccl_writ
     wr.next = NULL;
     wr.sg_list = pieces;
     wr.num_sge = npieces;
-    wr.opcode = write->flags & HETCCL_WRITE_IMM ? HETCCL_IBV_WR_RDMA_WRITE_WITH_IMM : HETCCL_IBV_WR_RDMA_WRITE;
-    wr.send_flags = HETCCL_IBV_SEND_SIGNALED | (nbytes <= vr->max_inline ? HETCCL_IBV_SEND_INLINE : 0);
+    /* What goes inline is read by the CPU. */
+    int is_inline = opcode != HETCCL_IBV_WR_RDMA_READ && nbytes <= vr->max_inline &&
+                    !(write->flags & HETCCL_WRITE_DEVICE);
+    wr.opcode = opcode;
+    wr.send_flags = HETCCL_IBV_SEND_SIGNALED | (is_inline ? HETCCL_IBV_SEND_INLINE : 0);
     wr.imm_data = htonl(write->imm);
     wr.remote_addr = write->remote_addr;
     wr.rkey = write->rkey;
@@ -52,8 +55,23 @@ static inline int hetccl_verbs_rail_write(hetccl_rail_t *rail, const hetccl_writ
     return HETCCL_ENETWORK;
 }
 
+static inline int hetccl_verbs_rail_write(hetccl_rail_t *rail, const hetccl_write_t *write) {
+    int has_imm = write->flags & HETCCL_WRITE_IMM;
+    return hetccl_verbs_rail_post(rail, write, has_imm ? HETCCL_IBV_WR_RDMA_WRITE_WITH_IMM : HETCCL_IBV_WR_RDMA_WRITE);
+}
+
+static inline int hetccl_verbs_rail_read(hetccl_rail_t *rail, const hetccl_write_t *write) {
+    return hetccl_verbs_rail_post(rail, write, HETCCL_IBV_WR_RDMA_READ);
+}
+
 static inline int hetccl_verbs_rail_reg(hetccl_rail_t *rail, void *ptr, size_t nbytes, int whose, hetccl_mem_t *mem) {
     return hetccl_mr_cache_get(((hetccl_verbs_rail_t *)rail)->port->device->cache, ptr, nbytes, whose, mem);
+}
+
+static inline int hetccl_verbs_rail_reg_device(hetccl_rail_t *rail, const hetccl_runtime_t *runtime,
+                                               const hetccl_pointer_t *about, hetccl_mem_t *mem, int *why_p) {
+    hetccl_mr_cache_t *cache = ((hetccl_verbs_rail_t *)rail)->port->device->cache;
+    return hetccl_mr_cache_get_device(cache, runtime, about, mem, why_p);
 }
 
 static inline void hetccl_verbs_rail_dereg(hetccl_rail_t *rail, hetccl_mem_t *mem) {
@@ -88,9 +106,27 @@ static inline void hetccl_verbs_rail_stop(hetccl_rail_t *rail) {
     rail->state = HETCCL_RAIL_CLOSED;
 }
 
+static inline hetccl_rail_t *hetccl_verbs_rail_loop(hetccl_rail_t *rail) {
+    return (hetccl_rail_t *)__atomic_load_n(&((hetccl_verbs_rail_t *)rail)->port->loop, __ATOMIC_ACQUIRE);
+}
+
+static inline void hetccl_verbs_port_set_loop(hetccl_verbs_port_t *vp, hetccl_verbs_rail_t *loop) {
+    __atomic_store_n(&vp->loop, loop, __ATOMIC_RELEASE);
+}
+
+static inline void hetccl_verbs_rail_settle(hetccl_rail_t *rail) {
+    hetccl_verbs_rail_t *vr = (hetccl_verbs_rail_t *)rail;
+    int64_t deadline = hetccl_now_ns() + HETCCL_VERBS_DRAIN_NS;
+    while (rail->state == HETCCL_RAIL_UP && rail->completed != rail->posted && hetccl_now_ns() < deadline) {
+        if (hetccl_verbs_port_poll(&vr->port->port) != HETCCL_MOVED) sched_yield();
+    }
+    if (rail->completed != rail->posted) hetccl_verbs_rail_stop(rail);
+}
+
 /* Give the queue pair and its slot back. */
 static inline void hetccl_verbs_rail_close(hetccl_verbs_rail_t *vr) {
     if (vr->qp == NULL) return;
+    if (vr->port->loop == vr) hetccl_verbs_port_set_loop(vr->port, NULL);
     /* Before the slot is free: the rail is where its events are left. */
     vr->port->device->verbs->destroy_qp(vr->qp);
     vr->qp = NULL;

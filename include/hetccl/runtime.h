@@ -14,6 +14,9 @@ enum { HETCCL_MISSING = -32768 }; /* no vendor's code */
 
 enum { HETCCL_PCI_CHARS = 16, HETCCL_ARCH_CHARS = 64, HETCCL_IPC_BYTES = 64 };
 
+/* Who sees what an RDMA device has written to a GPU's memory once its completion is there. CUDA's numbers. */
+enum hetccl_rdma_scope { HETCCL_RDMA_NOBODY = 0, HETCCL_RDMA_OWNER = 100, HETCCL_RDMA_ALL_DEVICES = 200 };
+
 /* What the runtime knows of an address. */
 typedef struct hetccl_pointer {
     int kind;           /* enum hetccl_memory: host for memory that no runtime knows */
@@ -77,6 +80,9 @@ typedef struct hetccl_runtime {
     int (*ipc_open)(const void *handle, void **ptr);
     int (*ipc_close)(void *ptr);
     int (*dmabuf_export)(void *ptr, size_t nbytes, int *fd, uint64_t *offset); /* ptr is at offset of the new fd */
+    /* *scope: enum hetccl_rdma_scope, without a flush; *flushable: whether rdma_flush() works. No context is needed. */
+    int (*rdma_ordering)(int device, int *scope, int *flushable);
+    int (*rdma_flush)(int scope); /* what was written to the current device is seen by `scope` when it returns */
 
     int (*module_load)(void **module, const void *image);
     int (*module_unload)(void *module);

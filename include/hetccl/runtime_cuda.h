@@ -19,6 +19,10 @@ enum {
     HETCCL_CU_NOT_READY = 600,
     HETCCL_CU_ATTRIBUTE_MAJOR = 75, /* CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR */
     HETCCL_CU_ATTRIBUTE_MINOR = 76,
+    HETCCL_CU_ATTRIBUTE_FLUSH = 117,    /* CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS */
+    HETCCL_CU_ATTRIBUTE_ORDERING = 118, /* CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING */
+    HETCCL_CU_FLUSH_OF_HOST = 1,        /* CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST */
+    HETCCL_CU_FLUSH_CURRENT = 0,        /* CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX */
     HETCCL_CU_POINTER_MEMORY_TYPE = 2,
     HETCCL_CU_POINTER_BUFFER_ID = 7,
     HETCCL_CU_POINTER_MANAGED = 8,
@@ -89,6 +93,7 @@ enum {
       (void **ptr, hetccl_cuda_ipc_t handle, unsigned flags))                                                        \
     X(dmabuf_export, cuMemGetHandleForAddressRange, NULL, "11.7",                                                    \
       (void *handle, void *ptr, size_t nbytes, int type, unsigned long long flags))                                  \
+    X(rdma_flush, cuFlushGPUDirectRDMAWrites, NULL, "11.3", (int target, int scope))                                 \
     X(launch, cuLaunchKernel, NULL, "4.0",                                                                           \
       (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,        \
        unsigned block_z, unsigned shared_nbytes, void *stream, void **arguments, void **extra))
@@ -104,8 +109,11 @@ static struct { HETCCL_CUDA_ADAPTED(HETCCL_POINTER) } hetccl_cu;
 #define HETCCL_CUDA_FIELD(slot, symbol, older, release, parameters) \
     HETCCL_ROW(slot, symbol, older, release, &hetccl_cu.symbol, 0)
 
-static hetccl_symbol_t hetccl_cuda_symbols[] = {HETCCL_CUDA_DIRECT(HETCCL_CUDA_SLOT)
-                                                    HETCCL_CUDA_ADAPTED(HETCCL_CUDA_FIELD)};
+static hetccl_symbol_t hetccl_cuda_symbols[] = {
+    HETCCL_CUDA_DIRECT(HETCCL_CUDA_SLOT)
+    HETCCL_CUDA_ADAPTED(HETCCL_CUDA_FIELD)
+    HETCCL_ROW(rdma_ordering, cuDeviceGetAttribute, NULL, "2.0", &hetccl_cu.cuDeviceGetAttribute, 0)
+};
 enum { HETCCL_CUDA_NSYMBOLS = sizeof hetccl_cuda_symbols / sizeof *hetccl_cuda_symbols };
 
 enum { HETCCL_CUDA_DEVICES_MAX = 128 };
@@ -262,6 +270,22 @@ static int hetccl_cuda_dmabuf_export(void *ptr, size_t nbytes, int *fd, uint64_t
     return hetccl_cu.cuMemGetHandleForAddressRange(fd, (void *)start, end - start, HETCCL_CU_RANGE_DMABUF, 0);
 }
 
+/* A driver older than 11.3 knows neither attribute, and orders nothing that it could tell of. */
+static int hetccl_cuda_rdma_ordering(int device, int *scope, int *flushable) {
+    int options = 0;
+    *scope = HETCCL_RDMA_NOBODY;
+    *flushable = 0;
+    int code = hetccl_cu.cuDeviceGetAttribute(&options, HETCCL_CU_ATTRIBUTE_FLUSH, device);
+    if (!code) code = hetccl_cu.cuDeviceGetAttribute(scope, HETCCL_CU_ATTRIBUTE_ORDERING, device);
+    if (code == HETCCL_CU_INVALID_VALUE) return 0;
+    if (!code) *flushable = (options & HETCCL_CU_FLUSH_OF_HOST) != 0;
+    return code;
+}
+
+static int hetccl_cuda_rdma_flush(int scope) {
+    return hetccl_cu.cuFlushGPUDirectRDMAWrites(HETCCL_CU_FLUSH_CURRENT, scope);
+}
+
 static int hetccl_cuda_launch(void *function, const unsigned *grid, const unsigned *block, unsigned shared_nbytes,
                               void *stream, void **arguments) {
     return hetccl_cu.cuLaunchKernel(function, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared_nbytes,
@@ -293,6 +317,8 @@ static hetccl_runtime_t hetccl_cuda = {
     .ipc_export = hetccl_cuda_ipc_export,
     .ipc_open = hetccl_cuda_ipc_open,
     .dmabuf_export = hetccl_cuda_dmabuf_export,
+    .rdma_ordering = hetccl_cuda_rdma_ordering,
+    .rdma_flush = hetccl_cuda_rdma_flush,
     .launch = hetccl_cuda_launch,
 };
 

@@ -28,6 +28,7 @@ enum {
     HETCCL_HIP_INVALID_POINTER = 17,
     HETCCL_HIP_NO_DEVICE = 100,
     HETCCL_HIP_NOT_READY = 600,
+    HETCCL_HIP_NOT_SUPPORTED = 801,
     HETCCL_HIP_UNKNOWN = 999,
     HETCCL_HSA_FIRST = 0x1000, /* hsa_status_t's errors begin here, above all of HIP's */
     HETCCL_HIP_POINTER_BUFFER_ID = 7,
@@ -357,6 +358,19 @@ static int hetccl_hip_dmabuf_export(void *ptr, size_t nbytes, int *fd, uint64_t 
     return hetccl_hi.hipMemGetHandleForAddressRange(fd, base, whole, HETCCL_HIP_RANGE_DMABUF, 0);
 }
 
+/* No release of HIP so far tells how writes of RDMA devices are ordered, or flushes them for the host. */
+static int hetccl_hip_rdma_ordering(int device, int *scope, int *flushable) {
+    (void)device;
+    *scope = HETCCL_RDMA_NOBODY;
+    *flushable = 0;
+    return 0;
+}
+
+static int hetccl_hip_rdma_flush(int scope) {
+    (void)scope;
+    return HETCCL_HIP_NOT_SUPPORTED;
+}
+
 static int hetccl_hip_launch(void *function, const unsigned *grid, const unsigned *block, unsigned shared_nbytes,
                              void *stream, void **arguments) {
     return hetccl_hi.hipModuleLaunchKernel(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
@@ -390,6 +404,8 @@ static hetccl_runtime_t hetccl_hip = {
     .ipc_export = hetccl_hip_ipc_export,
     .ipc_open = hetccl_hip_ipc_open,
     .dmabuf_export = hetccl_hip_dmabuf_export,
+    .rdma_ordering = hetccl_hip_rdma_ordering,
+    .rdma_flush = hetccl_hip_rdma_flush,
     .launch = hetccl_hip_launch,
 };
 

@@ -17,6 +17,7 @@
     X(ipc_open, ipc_open, NULL, "", (const void *handle, void **ptr))                                      \
     X(ipc_close, ipc_close, NULL, "", (void *ptr))                                                         \
     X(dmabuf_export, dmabuf_export, NULL, "", (void *ptr, size_t nbytes, int *fd, uint64_t *offset))       \
+    X(rdma_flush, rdma_flush, NULL, "", (int scope))                                                       \
     X(module_load, module_load, NULL, "", (void **module, const void *image))                              \
     X(module_unload, module_unload, NULL, "", (void *module))                                              \
     X(module_function, module_function, NULL, "", (void **function, void *module, const char *name))       \
@@ -128,6 +129,13 @@ static int hetccl_host_fill_async(void *dst, uint64_t value, size_t width, size_
     return 0;
 }
 
+/* A completion tells that the bytes are in host memory. */
+static int hetccl_host_rdma_ordering(int device, int *scope, int *flushable) {
+    *scope = HETCCL_RDMA_ALL_DEVICES;
+    *flushable = 0;
+    return device ? EINVAL : 0;
+}
+
 static int hetccl_host_create(void **handle) {
     *handle = &hetccl_host_token;
     return 0;
@@ -199,6 +207,8 @@ static const hetccl_runtime_t hetccl_host = {
     .ipc_open = hetccl_absent_ipc_open,
     .ipc_close = hetccl_absent_ipc_close,
     .dmabuf_export = hetccl_absent_dmabuf_export,
+    .rdma_ordering = hetccl_host_rdma_ordering,
+    .rdma_flush = hetccl_absent_rdma_flush,
     .module_load = hetccl_absent_module_load,
     .module_unload = hetccl_absent_module_unload,
     .module_function = hetccl_absent_module_function,

@@ -16,6 +16,7 @@
 #include <sys/uio.h>
 
 #include "hetccl/layout.h"
+#include "hetccl/mr_direct.h"
 #include "hetccl/message.h"
 #include "hetccl/shm.h"
 #include "hetccl/transport.h"
@@ -172,7 +173,14 @@ static inline int hetccl_shm_begin(hetccl_shm_link_t *link, hetccl_msg_t *msg) {
     return HETCCL_DONE;
 }
 
+/* The peer reads what a process maps, which a GPU's memory is not. */
+static inline int hetccl_shm_not_direct(hetccl_msg_t *msg) {
+    msg->error = HETCCL_DIRECT_SHM;
+    return HETCCL_EDIRECT;
+}
+
 static int hetccl_shm_send(void *state, hetccl_msg_t *msg) {
+    if (msg->device.runtime) return hetccl_shm_not_direct(msg);
     hetccl_shm_link_t *link = state;
     if (msg->state == HETCCL_MSG_NEW && hetccl_shm_begin(link, msg) == HETCCL_AGAIN) return HETCCL_AGAIN;
     if (msg->state == HETCCL_MSG_STREAM) return hetccl_shm_stream(link, msg);
@@ -196,6 +204,7 @@ static int hetccl_shm_peek(void *state, hetccl_header_t *header_p) {
 }
 
 static int64_t hetccl_shm_available(void *state, hetccl_msg_t *msg) {
+    if (msg->device.runtime) return hetccl_shm_not_direct(msg);
     hetccl_shm_link_t *link = state;
     hetccl_cell_t *cell = hetccl_shm_head(link);
     if (!cell) return HETCCL_AGAIN;
@@ -319,6 +328,7 @@ static inline size_t hetccl_shm_piece(size_t nbytes) {
 }
 
 static int hetccl_shm_recv(void *state, hetccl_msg_t *msg) {
+    if (msg->device.runtime) return hetccl_shm_not_direct(msg);
     hetccl_shm_link_t *link = state;
     size_t moved = 0;
     do {
@@ -361,6 +371,7 @@ static int hetccl_shm_set_aside(void *state, hetccl_aside_t *aside) {
 }
 
 static int hetccl_shm_recv_aside(void *state, hetccl_aside_t *aside, hetccl_msg_t *msg) {
+    if (msg->device.runtime) return hetccl_shm_not_direct(msg);
     hetccl_shm_link_t *link = state;
     if (msg->nbytes != aside->nbytes) return HETCCL_ELENGTH;
     size_t piece = hetccl_shm_piece(msg->nbytes - msg->done);

@@ -75,6 +75,8 @@ static const hetccl_slot_t hetccl_runtime_slots[] = {
     HETCCL_SLOT(ipc_open),
     HETCCL_SLOT(ipc_close),
     HETCCL_SLOT(dmabuf_export),
+    HETCCL_SLOT(rdma_ordering),
+    HETCCL_SLOT(rdma_flush),
     HETCCL_SLOT(module_load),
     HETCCL_SLOT(module_unload),
     HETCCL_SLOT(module_function),

@@ -21,6 +21,8 @@ enum hetccl_progress {
     /* No transport's, but those who use one share these numbers: */
     HETCCL_ENOMEM = -5,
     HETCCL_EBROKEN = -6, /* the communicator has been broken by another fault */
+    /* -7: HETCCL_ENETWORK, of rail.h */
+    HETCCL_EDIRECT = -8, /* the link cannot reach the GPU's memory; msg.error: enum hetccl_direct */
 };
 
 /* POSTED: all of the message is in the link's hands. Of one to send the peer's acknowledgement is missing; of one to
@@ -28,11 +30,18 @@ enum hetccl_progress {
 enum hetccl_msg_state { HETCCL_MSG_NEW = 0, HETCCL_MSG_POSTED = 1, HETCCL_MSG_STREAM = 2 };
 
 /* Flags. SYNC, of a message to send: DONE only when a receive has taken it, however small it is. PAST_CACHE, of one to
- * receive: so much is received that it would leave the cache before it is read. */
-enum hetccl_msg_flags { HETCCL_MSG_SYNC = 1, HETCCL_MSG_PAST_CACHE = 2 };
+ * receive: so much is received that it would leave the cache before it is read. ALL_DEVICES, of one to receive into a
+ * GPU's memory: any GPU may read it next, not only its owner. */
+enum hetccl_msg_flags { HETCCL_MSG_SYNC = 1, HETCCL_MSG_PAST_CACHE = 2, HETCCL_MSG_ALL_DEVICES = 4 };
 
-/* One message at one of its ends. Its owner fills ptr, layout, skip, nbytes, tag, flags and zeroes the rest, which
- * belongs to the link. */
+/* Memory of a GPU. Its address is a number on purpose: no code that runs on a CPU may follow it. */
+typedef struct hetccl_device_memory {
+    const struct hetccl_runtime *runtime; /* NULL: there is none, the memory is the host's */
+    uintptr_t address;
+} hetccl_device_memory_t;
+
+/* One message at one of its ends. Its owner fills ptr, layout, skip, nbytes, tag, flags, or device in place of ptr and
+ * layout, and zeroes the rest, which belongs to the link. */
 typedef struct hetccl_msg {
     uint8_t *ptr;      /* source, or destination of recv(); NULL where the receiver reads by fetch() */
     const hetccl_layout_t *layout; /* NULL: nbytes contiguous bytes at ptr; else of the elements that begin at ptr */
@@ -44,8 +53,9 @@ typedef struct hetccl_msg {
     uint32_t flags;    /* enum hetccl_msg_flags */
     int32_t state;     /* enum hetccl_msg_state */
     int32_t slot;      /* sender: of the acknowledgement, from 1; 0: none is needed */
-    int32_t error;     /* errno after HETCCL_ESYSTEM */
+    int32_t error;     /* errno after HETCCL_ESYSTEM; the reason after HETCCL_EDIRECT */
     uint32_t seq;      /* its number on the link, once it is not NEW */
+    hetccl_device_memory_t device; /* with a runtime: contiguous there; ptr and layout are NULL */
 } hetccl_msg_t;
 
 /* What a link says of the message at its head. */

@@ -70,6 +70,7 @@ typedef struct hetccl_verbs_port {
     int news_fd; /* eventfd: another thread has read an event that is this port's */
     int event;   /* of all its rails, as that of one; or HETCCL_VERBS_EVENT_OF_RAIL */
     struct hetccl_verbs_port *next; /* of the device's */
+    hetccl_verbs_rail_t *loop;      /* of rail.h; NULL: none. Set without the mutex: with a barrier */
     pthread_mutex_t lock;           /* guards what follows */
     hetccl_verbs_cq_t cqs[HETCCL_VERBS_MAX_CQS];
     int ncqs;

@@ -52,6 +52,11 @@ static int hetccl_wire_first_rail(const hetccl_wire_peer_t *peer) {
     return first;
 }
 
+/* The later of a position known before and one told: what was told of an earlier rail may be old. */
+static inline uint32_t hetccl_wire_later(uint32_t known, uint32_t told) {
+    return (int32_t)(told - known) > 0 ? told : known;
+}
+
 /* Whether what the peer says it has got can be true. */
 static int hetccl_wire_is_possible(hetccl_wire_peer_t *peer, const hetccl_wire_arrived_t *got) {
     for (int cls = 0; cls < HETCCL_WIRE_CLASSES; cls++) {
@@ -60,13 +65,10 @@ static int hetccl_wire_is_possible(hetccl_wire_peer_t *peer, const hetccl_wire_a
         if (sender->cells_posted - got->cells[cls] > peer->remote_shape.ncells) return 0;
         if (receiver->cts_posted - got->cts[cls] > HETCCL_WIRE_CTS_MAX) return 0;
         if (got->nopen[cls] > HETCCL_WIRE_CTS_MAX) return 0;
+        /* It was complete once: the GPU's memory that it came from may have changed. */
+        if ((int32_t)(sender->gathered_until - hetccl_wire_later(sender->cells_known, got->cells[cls])) > 0) return 0;
     }
     return 1;
-}
-
-/* The later of a position known before and one told: what was told of an earlier rail may be old. */
-static inline uint32_t hetccl_wire_later(uint32_t known, uint32_t told) {
-    return (int32_t)(told - known) > 0 ? told : known;
 }
 
 /* A part that was on the closed rail is in place, or goes over the new carrier from its beginning. */

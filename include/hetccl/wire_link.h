@@ -4,6 +4,7 @@
  *     wire.h         what lies in the memory that the peers write to: cells, CTS entries; immediate values
  *     wire_peer.h    the state of a peer: structs alone
  *     wire_memory.h  its memory and rails, taken and given back; how a write is posted
+ *     wire_device.h  messages whose memory is a GPU's
  *     wire_send.h    the sending half
  *     wire_recv.h    the receiving half
  *     wire_fail.h    a rail that fails; the end of the traffic
@@ -39,7 +40,7 @@ static void hetccl_wire_on_imm(void *state, int rail, uint32_t imm) {
     uint32_t value = HETCCL_IMM_VALUE(imm);
     if (peer->state < HETCCL_WIRE_READY || peer->state == HETCCL_WIRE_FAILED || peer->quiet) return;
     if (HETCCL_IMM_KIND(imm) == HETCCL_IMM_FIN) {
-        good = hetccl_wire_on_fin(peer, cls, imm), breach = HETCCL_BREACH_FIN;
+        good = hetccl_wire_on_fin(peer, cls, rail, imm), breach = HETCCL_BREACH_FIN;
     } else if (HETCCL_IMM_KIND(imm) == HETCCL_IMM_CELL) {
         good = hetccl_wire_on_cell(peer, cls, value), breach = HETCCL_BREACH_CELL;
     } else if (HETCCL_IMM_KIND(imm) == HETCCL_IMM_CTS) {

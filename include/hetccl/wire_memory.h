@@ -49,7 +49,7 @@ static void hetccl_wire_begin_numbers(hetccl_wire_peer_t *peer) {
         hetccl_wire_sender_t *sender = &peer->tables->senders[cls];
         hetccl_wire_receiver_t *receiver = &peer->tables->receivers[cls];
         sender->seq = sender->cells_filled = sender->cells_posted = sender->cells_known = sender->cells_freed = first;
-        sender->asks_arrived = first;
+        sender->asks_arrived = sender->gathered_until = first;
         receiver->seq = receiver->cell_seq = receiver->cells_arrived = receiver->cells_emptied = first;
         receiver->cells_told = receiver->cts_filled = receiver->cts_posted = receiver->cts_known = first;
         for (int i = 0; i < HETCCL_WIRE_CTS_MAX; i++) receiver->cts_marks[i].rail = HETCCL_WIRE_NOWHERE;
@@ -72,14 +72,15 @@ static int hetccl_wire_peer_open(hetccl_wire_peer_t *peer, hetccl_rail_t **rails
     size_t staging = (size_t)wire->chunk_bytes * hetccl_wire_staging_chunks(wire);
     *rail_p = HETCCL_WIRE_NOWHERE;
     hetccl_wire_tables_t *tables = calloc(1, sizeof(*tables));
-    uint8_t *own = tables ? hetccl_wire_map(inbox + HETCCL_WIRE_CLASSES * chunks + staging) : NULL;
+    size_t own_nbytes = inbox + HETCCL_WIRE_CLASSES * chunks + staging + HETCCL_WIRE_SINK_BYTES;
+    uint8_t *own = tables ? hetccl_wire_map(own_nbytes) : NULL;
     if (!own) {
         free(tables);
         return HETCCL_ENOMEM;
     }
     peer->tables = tables;
     peer->own = own;
-    peer->own_nbytes = inbox + HETCCL_WIRE_CLASSES * chunks + staging;
+    peer->own_nbytes = own_nbytes;
     for (int cls = 0; cls < HETCCL_WIRE_CLASSES; cls++) tables->receivers[cls].landing = own + inbox + cls * chunks;
     peer->staging = own + inbox + HETCCL_WIRE_CLASSES * chunks;
     hetccl_wire_begin_numbers(peer);
@@ -199,7 +200,7 @@ static int hetccl_wire_post(hetccl_wire_peer_t *peer, int index, const hetccl_wr
     mark_p->rail = index;
     mark_p->number = rail->posted;
     peer->tables->counters.writes[index] += 1;
-    peer->tables->counters.bytes[index] += write->nbytes[0];
+    peer->tables->counters.bytes[index] += write->nbytes[0] + write->nbytes[1];
     return 1;
 }
 
@@ -234,8 +235,21 @@ static int hetccl_wire_post_mirror(hetccl_wire_peer_t *peer, size_t offset, size
 /* Whether the source of a write is free again. */
 static inline int hetccl_wire_is_free(const hetccl_wire_peer_t *peer, const hetccl_wire_mark_t *mark) {
     if (mark->rail == HETCCL_WIRE_NOWHERE) return 1;
+    if (mark->rail >= HETCCL_RAILS) {
+        const hetccl_rail_t *loop = peer->loops[mark->rail - HETCCL_RAILS];
+        return !loop || loop->state != HETCCL_RAIL_UP || loop->completed >= mark->number;
+    }
     const hetccl_rail_t *rail = peer->rails[mark->rail];
     return !rail || rail->state == HETCCL_RAIL_CLOSED || rail->completed >= mark->number;
+}
+
+/* A staging chunk that no write reads any more, or NOWHERE. */
+static int hetccl_wire_free_chunk(hetccl_wire_peer_t *peer) {
+    uint32_t nchunks = hetccl_wire_staging_chunks(peer->wire);
+    for (uint32_t i = 0; i < nchunks; i++) {
+        if (hetccl_wire_is_free(peer, &peer->tables->staging_marks[i])) return (int)i;
+    }
+    return HETCCL_WIRE_NOWHERE;
 }
 
 /* Registers the user's memory on all rails; 0: it must be copied. */
@@ -258,17 +272,21 @@ static int hetccl_wire_register_user(hetccl_wire_peer_t *peer, uint8_t *ptr, siz
     return *rails_p != 0;
 }
 
-/* Lets it go on the rails whose bits are in `which`. */
+/* Lets it go on the rails whose bits are in `which`. Of a rail that is closed the loop knows it still. */
 static void hetccl_wire_deregister_user(hetccl_wire_peer_t *peer, hetccl_mem_t *mem, uint32_t *rails_p,
                                         uint32_t which) {
     for (int i = 0; i < peer->nrails; i++) {
-        if (*rails_p & which & UINT32_C(1) << i) peer->rails[i]->ops->dereg(peer->rails[i], &mem[i]);
+        hetccl_rail_t *rail = peer->rails[i] ? peer->rails[i] : peer->loops[i];
+        if (*rails_p & which & UINT32_C(1) << i) rail->ops->dereg(rail, &mem[i]);
     }
     *rails_p &= ~which;
 }
 
-/* The same for all messages under way. */
+/* The same for all messages under way. Receives into GPUs' memory keep it where there is a loop: what has come is
+ * flushed through it. */
 static void hetccl_wire_let_go(hetccl_wire_peer_t *peer, uint32_t which) {
+    uint32_t loops = 0;
+    for (int i = 0; i < peer->nrails; i++) loops |= (uint32_t)(peer->loops[i] != NULL) << i;
     for (int cls = 0; cls < HETCCL_WIRE_CLASSES; cls++) {
         hetccl_wire_out_t *outs = peer->tables->senders[cls].outs;
         hetccl_wire_in_t *ins = peer->tables->receivers[cls].ins;
@@ -276,8 +294,17 @@ static void hetccl_wire_let_go(hetccl_wire_peer_t *peer, uint32_t which) {
             hetccl_wire_deregister_user(peer, outs[i].mem, &outs[i].mem_rails, which);
         }
         for (int i = 0; i < HETCCL_WIRE_IN_MAX; i++) {
-            hetccl_wire_deregister_user(peer, ins[i].mem, &ins[i].mem_rails, which);
+            uint32_t kept = ins[i].runtime ? loops : 0;
+            hetccl_wire_deregister_user(peer, ins[i].mem, &ins[i].mem_rails, which & ~kept);
         }
+    }
+}
+
+/* Afterwards nothing of this peer's is under way on any loop. */
+static void hetccl_wire_settle_loops(hetccl_wire_peer_t *peer) {
+    for (int i = 0; i < peer->nrails; i++) {
+        hetccl_rail_t *loop = peer->loops[i];
+        if (loop && loop->completed < peer->tables->looped[i]) loop->ops->settle(loop);
     }
 }
 
@@ -288,22 +315,38 @@ static void hetccl_wire_peer_quiet(hetccl_wire_peer_t *peer) {
     for (int i = 0; i < peer->nrails; i++) {
         if (peer->rails[i]) peer->rails[i]->ops->stop(peer->rails[i]);
     }
+    hetccl_wire_settle_loops(peer);
     hetccl_wire_let_go(peer, UINT32_MAX);
 }
 
-/* Lets hetccl's own memory go on a rail that is stopped. */
+/* Lets hetccl's own memory go on a rail that is stopped; a loop goes on with what it reads and writes. */
 static void hetccl_wire_drop_rail(hetccl_wire_peer_t *peer, int index) {
     hetccl_rail_t *rail = peer->rails[index];
     if (!rail) return;
-    rail->ops->dereg(rail, &peer->own_mem[index]);
+    if (!peer->loops[index]) rail->ops->dereg(rail, &peer->own_mem[index]);
     if (peer->mirror) rail->ops->dereg(rail, &peer->mirror_mem[index]);
     peer->rails[index] = NULL;
+}
+
+/* Lets go what the loops were left with. */
+static void hetccl_wire_drop_loops(hetccl_wire_peer_t *peer) {
+    hetccl_wire_settle_loops(peer);
+    for (int cls = 0; cls < HETCCL_WIRE_CLASSES; cls++) {
+        for (int i = 0; i < HETCCL_WIRE_IN_MAX; i++) {
+            hetccl_wire_in_t *in = &peer->tables->receivers[cls].ins[i];
+            hetccl_wire_deregister_user(peer, in->mem, &in->mem_rails, UINT32_MAX);
+        }
+    }
+    for (int i = 0; i < peer->nrails; i++) {
+        if (peer->loops[i]) peer->loops[i]->ops->dereg(peer->loops[i], &peer->own_mem[i]);
+    }
 }
 
 /* Gives everything back; the peer is unconnected afterwards. The rails' owner closes them then. */
 static void hetccl_wire_peer_close(hetccl_wire_peer_t *peer) {
     hetccl_wire_peer_quiet(peer);
     for (int i = 0; i < peer->nrails; i++) hetccl_wire_drop_rail(peer, i);
+    if (peer->tables) hetccl_wire_drop_loops(peer);
     if (peer->own) munmap(peer->own, peer->own_nbytes);
     if (peer->mirror) munmap(peer->mirror, peer->mirror_nbytes);
     free(peer->tables);

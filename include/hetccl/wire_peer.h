@@ -28,6 +28,12 @@ enum hetccl_wire_state {
     HETCCL_WIRE_FAILED = 6,     /* no rail is left, or the peer cannot be reached: likewise, HETCCL_ENETWORK */
 };
 
+/* Where the byte that is read back (wire_device.h) goes: a cache line at the end of a peer's own memory. */
+#define HETCCL_WIRE_SINK_BYTES 64
+
+/* How a receive into a GPU's memory is flushed. */
+enum hetccl_wire_flush { HETCCL_WIRE_FLUSH_NONE = 0, HETCCL_WIRE_FLUSH_RUNTIME = 1, HETCCL_WIRE_FLUSH_READ = 2 };
+
 /* What all peers of a communicator share. */
 typedef struct hetccl_wire {
     hetccl_wire_shape_t shape; /* of the inboxes */
@@ -41,7 +47,7 @@ typedef struct hetccl_wire {
 /* A write that has been posted. */
 typedef struct hetccl_wire_mark {
     uint64_t number; /* rail->posted after it */
-    int32_t rail;    /* HETCCL_WIRE_NOWHERE: there is none */
+    int32_t rail;    /* from HETCCL_RAILS on: the loop of one; HETCCL_WIRE_NOWHERE: there is none */
 } hetccl_wire_mark_t;
 #define HETCCL_WIRE_NOWHERE (-1)
 
@@ -78,6 +84,9 @@ typedef struct hetccl_wire_out {
     int8_t busy;
     int8_t any;                  /* an ask has been done: so is an empty message */
     int8_t first, last;          /* its asks, or NOWHERE */
+    int8_t device;               /* its memory is a GPU's: registered from the first, never staged */
+    int8_t in_cell;              /* and small: it goes with the cell at position `cell` */
+    uint32_t cell;
     uint64_t last_write[HETCCL_RAILS]; /* number on each rail; 0: none */
     const uint8_t *direct; /* registered: sent from the user's memory, which begins here; NULL: through staging */
     hetccl_mem_t mem[HETCCL_RAILS];
@@ -93,6 +102,8 @@ typedef struct hetccl_wire_sender {
     uint32_t cells_freed;  /* position of the first cell that the peer has not emptied */
     uint32_t asks_arrived; /* position of the peer's next CTS entry */
     uint32_t nwaiting;     /* asks that no message has claimed */
+    int32_t ngathered;     /* messages that are in_cell */
+    uint32_t gathered_until; /* position behind the last cell whose payload nobody has any more */
     hetccl_wire_mark_t *cell_marks; /* last write from each of the mirror's cells */
     hetccl_wire_ask_t asks[HETCCL_WIRE_CTS_MAX];
     hetccl_wire_out_t outs[HETCCL_WIRE_OUT_MAX];
@@ -125,6 +136,16 @@ typedef struct hetccl_wire_in {
     uint32_t mem_rails;
     int8_t chunks[HETCCL_WIRE_CHUNKS_MAX]; /* its landing chunks in the order of the bytes, from `first_chunk` on */
     uint8_t first_chunk, nchunks;
+    /* A GPU's memory, at `direct`; see wire_device.h */
+    const struct hetccl_runtime *runtime; /* NULL: the host's */
+    int32_t device, scope;
+    int8_t flush;    /* enum hetccl_wire_flush */
+    int8_t carried;  /* it has come eagerly, and the loop of rail `carrier` carries it over */
+    int8_t carrier;
+    uint8_t came;    /* bits of the rails whose devices have written */
+    uint8_t reading; /* bits of those that have been asked to read back: number read_number[i] of the loop */
+    uint64_t read_number[HETCCL_RAILS];
+    uint64_t carry_number; /* the last of what carries it over */
 } hetccl_wire_in_t;
 
 /* One class of traffic from the peer. */
@@ -154,6 +175,8 @@ typedef struct hetccl_wire_counters {
     uint64_t eager, rts, cts, credits;       /* writes of each kind, repeats included */
     uint64_t direct_out, staged_out;         /* bytes sent from the user's memory, through staging */
     uint64_t direct_in, landed_in;           /* bytes asked for into the user's memory, into chunks */
+    uint64_t gathered_out, carried_in;       /* eager bytes from a GPU's memory, and into one */
+    uint64_t flushes, read_backs;            /* by the runtime; by a loop */
     uint64_t writes[HETCCL_RAILS], bytes[HETCCL_RAILS]; /* posted on each rail */
 } hetccl_wire_counters_t;
 
@@ -170,6 +193,7 @@ typedef struct hetccl_wire_tables {
     hetccl_wire_sender_t senders[HETCCL_WIRE_CLASSES];
     hetccl_wire_receiver_t receivers[HETCCL_WIRE_CLASSES];
     hetccl_wire_mark_t staging_marks[HETCCL_WIRE_CHUNKS_MAX]; /* last write from each chunk */
+    uint64_t looped[HETCCL_RAILS]; /* the last number on each rail's loop that is this peer's */
     hetccl_wire_counters_t counters;
 } hetccl_wire_tables_t;
 
@@ -179,12 +203,13 @@ typedef struct hetccl_wire_peer {
     int32_t state;   /* enum hetccl_wire_state */
     hetccl_wire_link_t links[HETCCL_WIRE_CLASSES][2]; /* [class][send 0 | receive 1] */
     hetccl_rail_t *rails[HETCCL_RAILS];  /* NULL: none, or closed */
+    hetccl_rail_t *loops[HETCCL_RAILS];  /* theirs, once a GPU's memory has been named; they outlive the rails */
     int32_t nrails;
     int32_t carrier;     /* the rail of cells, CTS entries and credits */
     uint32_t failed;     /* bits of the rails that were found failed and are not resumed yet: nothing is sent */
     uint32_t untold;     /* bits of those that the connector has not heard of */
     int8_t quiet;        /* all rails are stopped and the user's memory is let go */
-    uint8_t *own;        /* inbox, then landing of both classes, then staging; one registration for each rail */
+    uint8_t *own;        /* inbox, landing of both classes, staging, sink; one registration for each rail */
     size_t own_nbytes;
     uint8_t *staging;
     hetccl_mem_t own_mem[HETCCL_RAILS];

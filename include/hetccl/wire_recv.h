@@ -109,8 +109,8 @@ static const hetccl_wire_cell_t *hetccl_wire_head(hetccl_wire_peer_t *peer, int 
     return NULL;
 }
 
-/* A part of a piece is in place. 0: a breach. */
-static int hetccl_wire_on_fin(hetccl_wire_peer_t *peer, int cls, uint32_t imm) {
+/* A part of a piece is in place, over this rail. 0: a breach. */
+static int hetccl_wire_on_fin(hetccl_wire_peer_t *peer, int cls, int rail, uint32_t imm) {
     hetccl_wire_receiver_t *receiver = hetccl_wire_receiver(peer, cls);
     uint32_t value = HETCCL_IMM_VALUE(imm), parts = HETCCL_IMM_PARTS(imm), part = HETCCL_IMM_PART(imm);
     hetccl_wire_slot_t *slot = &receiver->slots[value % HETCCL_WIRE_CTS_MAX];
@@ -118,8 +118,9 @@ static int hetccl_wire_on_fin(hetccl_wire_peer_t *peer, int cls, uint32_t imm) {
     if (part >= parts || (slot->parts && slot->parts != (int)parts) || slot->mask >> part & 1) return 0;
     slot->parts = (int8_t)parts;
     slot->mask |= (uint8_t)(1 << part);
-    if (slot->mask != (1 << parts) - 1) return 1;
     hetccl_wire_in_t *in = &receiver->ins[slot->in];
+    in->came |= (uint8_t)(1 << rail);
+    if (slot->mask != (1 << parts) - 1) return 1;
     slot->busy = 0;
     in->finished += slot->nbytes;
     in->all = in->finished == in->total;
@@ -204,8 +205,9 @@ static int hetccl_wire_ask_more(hetccl_wire_peer_t *peer, int cls, hetccl_wire_i
     return moved;
 }
 
-/* Begins to receive a message piece by piece; msg->slot says where it is kept. 0: too many are under way. */
-static int hetccl_wire_begin_in(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg, uint32_t seq) {
+/* Begins to receive a message piece by piece, or to carry over one that has come eagerly; msg->slot says where it is
+ * kept. DONE; AGAIN: too many are under way; EDIRECT. */
+static int hetccl_wire_begin_in(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg, uint32_t seq, int carried) {
     hetccl_wire_receiver_t *receiver = hetccl_wire_receiver(peer, cls);
     for (int i = 0; i < HETCCL_WIRE_IN_MAX; i++) {
         hetccl_wire_in_t *in = &receiver->ins[i];
@@ -215,12 +217,16 @@ static int hetccl_wire_begin_in(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t 
         in->seq = msg->seq = seq;
         in->tag = msg->tag;
         in->total = msg->nbytes;
+        in->carried = (int8_t)carried;
+        int status = hetccl_wire_is_device(msg) ? hetccl_wire_device_in(peer, in, msg, carried) : HETCCL_DONE;
+        if (status != HETCCL_DONE) in->busy = 0;
+        if (status != HETCCL_DONE) return status;
         uint8_t *run = msg->ptr && msg->nbytes > 0 ? hetccl_msg_only_run(msg) : NULL;
         if (run && hetccl_wire_register_user(peer, run, msg->nbytes, in->mem, &in->mem_rails)) in->direct = run;
         msg->slot = i + 1;
-        return 1;
+        return HETCCL_DONE;
     }
-    return 0;
+    return HETCCL_AGAIN;
 }
 
 static void hetccl_wire_end_in(hetccl_wire_peer_t *peer, hetccl_wire_in_t *in, hetccl_msg_t *msg) {
@@ -228,6 +234,15 @@ static void hetccl_wire_end_in(hetccl_wire_peer_t *peer, hetccl_wire_in_t *in, h
     in->busy = 0;
     msg->slot = 0;
     msg->cell_done = 0;
+}
+
+/* All bytes are in place: DONE, once a GPU whose memory it is sees them. */
+static int hetccl_wire_finish_in(hetccl_wire_peer_t *peer, hetccl_wire_in_t *in, hetccl_msg_t *msg) {
+    int status = in->runtime ? hetccl_wire_flush(peer, in, msg) : HETCCL_DONE;
+    if (status == HETCCL_AGAIN) return status;
+    if (status == HETCCL_DONE) msg->done = msg->nbytes;
+    hetccl_wire_end_in(peer, in, msg);
+    return status;
 }
 
 /* The message's next chunk, or NOWHERE if its bytes are not here. */
@@ -260,12 +275,16 @@ static int hetccl_wire_advance_in(hetccl_wire_peer_t *peer, int cls, hetccl_msg_
         hetccl_wire_end_chunk(peer, cls, in, chunk);
         moved = 1;
     }
-    if (in->all && (in->direct || msg->done == msg->nbytes)) {
-        msg->done = msg->nbytes;
-        hetccl_wire_end_in(peer, in, msg);
-        return HETCCL_DONE;
-    }
-    return moved ? HETCCL_MOVED : HETCCL_AGAIN;
+    if (!in->all || !(in->direct || msg->done == msg->nbytes)) return moved ? HETCCL_MOVED : HETCCL_AGAIN;
+    return hetccl_wire_finish_in(peer, in, msg);
+}
+
+/* Carries over what has come eagerly, from `source`. */
+static int hetccl_wire_advance_carried(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg, const uint8_t *source) {
+    hetccl_wire_in_t *in = &hetccl_wire_receiver(peer, cls)->ins[msg->slot - 1];
+    int status = in->all ? HETCCL_AGAIN : hetccl_wire_carry(peer, in, source, msg);
+    if (status == HETCCL_EDIRECT) hetccl_wire_end_in(peer, in, msg);
+    return status == HETCCL_EDIRECT || !in->all ? status : hetccl_wire_finish_in(peer, in, msg);
 }
 
 /* The receive that takes the next message. DONE: it lies in the cell at the head; or, with a slot, it is received piece
@@ -279,7 +298,8 @@ static int hetccl_wire_next(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg
     if (head && head->kind == HETCCL_WIRE_EAGER) return HETCCL_DONE;
     int asks = cls == 0 && msg->nbytes > hetccl_wire_payload_bytes(&peer->wire->shape) && hetccl_wire_may_send(peer);
     if (!head && !asks) return HETCCL_AGAIN;
-    if (!hetccl_wire_begin_in(peer, cls, msg, receiver->seq)) return HETCCL_AGAIN;
+    int status = hetccl_wire_begin_in(peer, cls, msg, receiver->seq, 0);
+    if (status != HETCCL_DONE) return status;
     receiver->ins[msg->slot - 1].unseen = !head;
     receiver->seq += 1;
     if (head) hetccl_wire_release(peer, cls);
@@ -292,6 +312,26 @@ static void hetccl_wire_end_eager(hetccl_wire_peer_t *peer, int cls) {
     hetccl_wire_release(peer, cls);
 }
 
+/* The eager message at the head, into a GPU's memory. The cell is given back once all of it has been read; until then
+ * the message holds up the next. */
+static int hetccl_wire_recv_carried(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg) {
+    hetccl_wire_receiver_t *receiver = hetccl_wire_receiver(peer, cls);
+    int status = msg->slot ? HETCCL_DONE : hetccl_wire_begin_in(peer, cls, msg, receiver->seq, 1);
+    if (status != HETCCL_DONE) return status;
+    hetccl_wire_in_t *in = &receiver->ins[msg->slot - 1];
+    const uint8_t *payload = msg->state == HETCCL_MSG_NEW ? hetccl_wire_head_payload(peer, cls, receiver) : NULL;
+    status = hetccl_wire_advance_carried(peer, cls, msg, payload);
+    if (msg->state == HETCCL_MSG_NEW && in->asked == in->total) {
+        msg->state = HETCCL_MSG_POSTED;
+        hetccl_wire_end_eager(peer, cls);
+    }
+    return status;
+}
+
+static inline int hetccl_wire_is_eager_device(hetccl_wire_peer_t *peer, int cls, const hetccl_msg_t *msg) {
+    return msg->slot ? hetccl_wire_receiver(peer, cls)->ins[msg->slot - 1].carried : hetccl_wire_is_device(msg);
+}
+
 static int hetccl_wire_recv(void *state, hetccl_msg_t *msg) {
     hetccl_wire_link_t *link = state;
     hetccl_wire_peer_t *peer = link->peer;
@@ -299,6 +339,10 @@ static int hetccl_wire_recv(void *state, hetccl_msg_t *msg) {
     hetccl_wire_want(peer);
     if (!peer->tables) return hetccl_wire_waiting(peer);
     if (!msg->slot) status = hetccl_wire_next(peer, link->cls, msg);
+    if (status == HETCCL_DONE && hetccl_wire_is_eager_device(peer, link->cls, msg)) {
+        status = hetccl_wire_recv_carried(peer, link->cls, msg);
+        return status == HETCCL_AGAIN ? hetccl_wire_waiting(peer) : status;
+    }
     if (status == HETCCL_DONE && !msg->slot) {
         const uint8_t *payload = hetccl_wire_head_payload(peer, link->cls, hetccl_wire_receiver(peer, link->cls));
         hetccl_msg_put(msg, 0, msg->nbytes, payload);
@@ -318,6 +362,7 @@ static int64_t hetccl_wire_available(void *state, hetccl_msg_t *msg) {
     hetccl_wire_peer_t *peer = link->peer;
     int status = HETCCL_DONE;
     hetccl_wire_want(peer);
+    if (hetccl_wire_is_device(msg)) return hetccl_wire_not_direct(msg, HETCCL_DIRECT_FETCH);
     if (!peer->tables) return hetccl_wire_waiting(peer);
     hetccl_wire_receiver_t *receiver = hetccl_wire_receiver(peer, link->cls);
     if (!msg->slot) status = hetccl_wire_next(peer, link->cls, msg);
@@ -392,19 +437,32 @@ static int hetccl_wire_set_aside(void *state, hetccl_aside_t *aside) {
     return HETCCL_DONE;
 }
 
+/* An eager message that was set aside, into a GPU's memory. Its number has passed, and no cell can bear it again. */
+static int hetccl_wire_carry_aside(hetccl_wire_peer_t *peer, int cls, const hetccl_aside_t *aside, hetccl_msg_t *msg) {
+    if (!peer->tables) return hetccl_wire_waiting(peer);
+    uint32_t passed = hetccl_wire_receiver(peer, cls)->seq - 1;
+    int status = msg->slot ? HETCCL_DONE : hetccl_wire_begin_in(peer, cls, msg, passed, 1);
+    if (status != HETCCL_DONE) return status;
+    msg->state = HETCCL_MSG_POSTED;
+    status = hetccl_wire_advance_carried(peer, cls, msg, aside->buffer);
+    return status == HETCCL_AGAIN ? hetccl_wire_waiting(peer) : status;
+}
+
 static int hetccl_wire_recv_aside(void *state, hetccl_aside_t *aside, hetccl_msg_t *msg) {
     hetccl_wire_link_t *link = state;
     hetccl_wire_peer_t *peer = link->peer;
     if (msg->nbytes != aside->nbytes) return HETCCL_ELENGTH;
+    if (!aside->slot && hetccl_wire_is_device(msg)) return hetccl_wire_carry_aside(peer, link->cls, aside, msg);
     if (!aside->slot) {
         hetccl_msg_put(msg, 0, msg->nbytes, aside->buffer);
         msg->done = msg->nbytes;
         return HETCCL_DONE;
     }
     if (!peer->tables || (!msg->slot && peer->state >= HETCCL_WIRE_LOST)) return hetccl_wire_waiting(peer);
-    if (!msg->slot && !hetccl_wire_begin_in(peer, link->cls, msg, (uint32_t)aside->address)) return HETCCL_AGAIN;
+    int status = msg->slot ? HETCCL_DONE : hetccl_wire_begin_in(peer, link->cls, msg, (uint32_t)aside->address, 0);
+    if (status != HETCCL_DONE) return status;
     msg->state = HETCCL_MSG_POSTED;
-    int status = hetccl_wire_advance_in(peer, link->cls, msg);
+    status = hetccl_wire_advance_in(peer, link->cls, msg);
     return status == HETCCL_AGAIN ? hetccl_wire_waiting(peer) : status;
 }
 

@@ -2,8 +2,7 @@
 #ifndef HETCCL_WIRE_SEND_H
 #define HETCCL_WIRE_SEND_H
 
-#include "hetccl/message.h"
-#include "hetccl/wire_memory.h"
+#include "hetccl/wire_device.h"
 
 static inline hetccl_wire_sender_t *hetccl_wire_sender(hetccl_wire_peer_t *peer, int cls) {
     return &peer->tables->senders[cls];
@@ -25,6 +24,32 @@ static inline hetccl_wire_mark_t *hetccl_wire_cell_mark(hetccl_wire_peer_t *peer
     return &hetccl_wire_sender(peer, cls)->cell_marks[position & (peer->remote_shape.ncells - 1)];
 }
 
+/* The message whose payload the cell at this position brings from a GPU's memory, or NULL. */
+static const hetccl_wire_out_t *hetccl_wire_gathered(const hetccl_wire_sender_t *sender, uint32_t position) {
+    for (int i = 0; i < HETCCL_WIRE_OUT_MAX; i++) {
+        const hetccl_wire_out_t *out = &sender->outs[i];
+        if (out->busy && out->in_cell && out->cell == position) return out;
+    }
+    return NULL;
+}
+
+/* Writes a cell from the mirror, but its payload from a GPU's memory. */
+static int hetccl_wire_post_gathered(hetccl_wire_peer_t *peer, size_t offset, size_t nbytes, uint32_t imm,
+                                     const hetccl_wire_out_t *out, hetccl_wire_mark_t *mark_p) {
+    int rail = peer->carrier;
+    hetccl_write_t write = {
+        .ptr = {out->direct, peer->mirror + offset + out->total},
+        .nbytes = {out->total, nbytes - out->total},
+        .lkey = {out->mem[rail].lkey, peer->mirror_mem[rail].lkey},
+        .remote_addr = peer->remote_address + offset,
+        .rkey = peer->remote_rkey[rail],
+        .imm = imm,
+        .flags = HETCCL_WRITE_IMM | HETCCL_WRITE_DEVICE,
+    };
+    peer->tables->counters.gathered_out += out->total;
+    return hetccl_wire_post(peer, rail, &write, mark_p);
+}
+
 /* Posts what is filled, from the mirror: after a rail has failed, also what may have been lost. Whether any moved. */
 static int hetccl_wire_post_cells(hetccl_wire_peer_t *peer, int cls) {
     hetccl_wire_sender_t *sender = hetccl_wire_sender(peer, cls);
@@ -39,10 +64,12 @@ static int hetccl_wire_post_cells(hetccl_wire_peer_t *peer, int cls) {
         size_t begin = hetccl_wire_payload_at(shape, eager ? header->nbytes : 0);
         uint32_t imm = HETCCL_IMM(HETCCL_IMM_CELL, cls, 1, 0, position);
         uint32_t hint = hetccl_wire_hint(position, shape->ncells);
-        if (!hetccl_wire_post_mirror(peer, offset + begin, shape->cell_bytes - begin, imm, hint,
-                                     hetccl_wire_cell_mark(peer, cls, position))) {
-            break;
-        }
+        size_t nbytes = shape->cell_bytes - begin;
+        hetccl_wire_mark_t *mark = hetccl_wire_cell_mark(peer, cls, position);
+        const hetccl_wire_out_t *out = sender->ngathered > 0 ? hetccl_wire_gathered(sender, position) : NULL;
+        int posted = out ? hetccl_wire_post_gathered(peer, offset + begin, nbytes, imm, out, mark)
+                         : hetccl_wire_post_mirror(peer, offset + begin, nbytes, imm, hint, mark);
+        if (!posted) break;
         sender->cells_posted += 1;
         *(eager ? &peer->tables->counters.eager : &peer->tables->counters.rts) += 1;
     }
@@ -64,7 +91,7 @@ static void hetccl_wire_put_cell(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t
     const hetccl_wire_shape_t *shape = &peer->remote_shape;
     uint8_t *cell = peer->mirror + hetccl_wire_cell_offset(peer, cls, sender->cells_filled);
     hetccl_wire_cell_t *header = (hetccl_wire_cell_t *)(cell + hetccl_wire_payload_bytes(shape));
-    if (kind == HETCCL_WIRE_EAGER) {
+    if (kind == HETCCL_WIRE_EAGER && !hetccl_wire_is_device(msg)) {
         hetccl_msg_get(msg, 0, msg->nbytes, cell + hetccl_wire_payload_at(shape, msg->nbytes));
     }
     memset(header, 0, sizeof(*header));
@@ -78,9 +105,11 @@ static void hetccl_wire_put_cell(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t
     hetccl_wire_post_cells(peer, cls);
 }
 
+/* The message of this number that has met its first ask: whether asks fit one that has not is for meet() to say. */
 static hetccl_wire_out_t *hetccl_wire_find_out(hetccl_wire_sender_t *sender, uint32_t seq) {
     for (int i = 0; i < HETCCL_WIRE_OUT_MAX; i++) {
-        if (sender->outs[i].busy && sender->outs[i].seq == seq) return &sender->outs[i];
+        hetccl_wire_out_t *out = &sender->outs[i];
+        if (out->busy && out->seq == seq && !(out->device && out->asked == 0)) return out;
     }
     return NULL;
 }
@@ -161,11 +190,16 @@ static int hetccl_wire_on_cts(hetccl_wire_peer_t *peer, int cls, uint32_t value)
 /* How a message was met by the asks that came before it looked. */
 enum hetccl_wire_met { HETCCL_WIRE_UNASKED, HETCCL_WIRE_ASKED, HETCCL_WIRE_BUSY, HETCCL_WIRE_WRONG };
 
+static void hetccl_wire_init_out(hetccl_wire_out_t *out, const hetccl_msg_t *msg) {
+    memset(out, 0, sizeof(*out));
+    out->seq = msg->seq, out->tag = msg->tag, out->total = msg->nbytes;
+    out->first = out->last = HETCCL_WIRE_NOWHERE;
+}
+
 /* Looks for asks for a message, in the order in which they came. Those that do not fit it are void where the peer asks
- * beforehand (class 0). `fits`: 0 where none can, as the message goes eagerly. */
-static int hetccl_wire_meet(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg, int fits) {
+ * beforehand (class 0). `fits`: 0 where none can, as the message goes eagerly. out: of a GPU's memory; else NULL. */
+static int hetccl_wire_meet(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg, int fits, hetccl_wire_out_t *out) {
     hetccl_wire_sender_t *sender = hetccl_wire_sender(peer, cls);
-    hetccl_wire_out_t *out = NULL;
     for (int i = 0; sender->nwaiting > 0 && i < HETCCL_WIRE_CTS_MAX; i++) {
         int index = (int)((sender->asks_arrived + i) % HETCCL_WIRE_CTS_MAX);
         hetccl_wire_ask_t *ask = &sender->asks[index];
@@ -174,9 +208,7 @@ static int hetccl_wire_meet(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg
             for (out = sender->outs; out->busy; out++) {
                 if (out == &sender->outs[HETCCL_WIRE_OUT_MAX - 1]) return HETCCL_WIRE_BUSY;
             }
-            memset(out, 0, sizeof(*out));
-            out->seq = msg->seq, out->tag = msg->tag, out->total = msg->nbytes;
-            out->first = out->last = HETCCL_WIRE_NOWHERE;
+            hetccl_wire_init_out(out, msg);
         }
         if (fits && hetccl_wire_claim_ask(sender, out, index)) {
             out->busy = 1;
@@ -187,9 +219,10 @@ static int hetccl_wire_meet(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg
         }
         sender->nwaiting -= 1;
     }
-    if (!out || !out->busy) return HETCCL_WIRE_UNASKED;
+    if (!out || out->first == HETCCL_WIRE_NOWHERE) return HETCCL_WIRE_UNASKED;
     uint8_t *run = msg->nbytes > 0 ? hetccl_msg_only_run(msg) : NULL;
-    if (run && hetccl_wire_register_user(peer, run, msg->nbytes, out->mem, &out->mem_rails)) out->direct = run;
+    if (run && !out->device && hetccl_wire_register_user(peer, run, msg->nbytes, out->mem, &out->mem_rails))
+        out->direct = run;
     msg->slot = (int32_t)(out - sender->outs) + 1;
     return HETCCL_WIRE_ASKED;
 }
@@ -213,15 +246,6 @@ static void hetccl_wire_cut(hetccl_wire_peer_t *peer, hetccl_wire_ask_t *ask) {
         part->rail = most > 0 ? up[(first + i) % nup] : peer->carrier;
     }
     ask->nparts = (int8_t)n;
-}
-
-/* A staging chunk that no write reads any more, or NOWHERE. */
-static int hetccl_wire_free_chunk(hetccl_wire_peer_t *peer) {
-    uint32_t nchunks = hetccl_wire_staging_chunks(peer->wire);
-    for (uint32_t i = 0; i < nchunks; i++) {
-        if (hetccl_wire_is_free(peer, &peer->tables->staging_marks[i])) return (int)i;
-    }
-    return HETCCL_WIRE_NOWHERE;
 }
 
 /* Posts one write of a part, if that goes now. */
@@ -248,8 +272,9 @@ static int hetccl_wire_push(hetccl_wire_peer_t *peer, int cls, const hetccl_msg_
         write.ptr[0] = staging;
         write.lkey[0] = peer->own_mem[part->rail].lkey;
     }
+    if (out->device) write.flags = HETCCL_WRITE_DEVICE;
     if (nbytes == left) {
-        write.flags = HETCCL_WRITE_IMM;
+        write.flags |= HETCCL_WRITE_IMM;
         write.imm = HETCCL_IMM(HETCCL_IMM_FIN, cls, ask->nparts, which, ask->entry.position);
     }
     if (!hetccl_wire_post(peer, part->rail, &write, &part->mark)) return 0;
@@ -294,10 +319,32 @@ static int hetccl_wire_push_all(hetccl_wire_peer_t *peer, int cls, const hetccl_
     return moved;
 }
 
+static void hetccl_wire_end_out(hetccl_wire_peer_t *peer, hetccl_wire_sender_t *sender, hetccl_wire_out_t *out) {
+    hetccl_wire_deregister_user(peer, out->mem, &out->mem_rails, UINT32_MAX);
+    sender->ngathered -= out->in_cell;
+    out->busy = 0;
+}
+
+/* DONE once the cell with the payload is in the peer's memory: no write reads it from the GPU any more. */
+static int hetccl_wire_advance_gathered(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg) {
+    hetccl_wire_sender_t *sender = hetccl_wire_sender(peer, cls);
+    hetccl_wire_out_t *out = &sender->outs[msg->slot - 1];
+    const hetccl_wire_mark_t *mark = hetccl_wire_cell_mark(peer, cls, out->cell);
+    int is_posted = (int32_t)(sender->cells_posted - out->cell) > 0;
+    int is_told = (int32_t)(sender->cells_known - out->cell) > 0 || (int32_t)(sender->cells_freed - out->cell) > 0;
+    const hetccl_rail_t *rail = is_posted && mark->rail != HETCCL_WIRE_NOWHERE ? peer->rails[mark->rail] : NULL;
+    if (!is_told && !(rail && rail->completed >= mark->number)) return HETCCL_AGAIN;
+    if ((int32_t)(out->cell + 1 - sender->gathered_until) > 0) sender->gathered_until = out->cell + 1;
+    hetccl_wire_end_out(peer, sender, out);
+    msg->done = msg->nbytes;
+    return HETCCL_DONE;
+}
+
 /* DONE once every byte is in the peer's memory and no write reads the source any more. */
 static int hetccl_wire_advance_out(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg) {
     hetccl_wire_sender_t *sender = hetccl_wire_sender(peer, cls);
     hetccl_wire_out_t *out = &sender->outs[msg->slot - 1];
+    if (out->in_cell) return hetccl_wire_advance_gathered(peer, cls, msg);
     int moved = hetccl_wire_push_all(peer, cls, msg, out);
     for (int index = out->first, next; index != HETCCL_WIRE_NOWHERE; index = next) {
         next = sender->asks[index].next;
@@ -308,8 +355,7 @@ static int hetccl_wire_advance_out(hetccl_wire_peer_t *peer, int cls, hetccl_msg
         hetccl_wire_mark_t last = {.number = out->last_write[i], .rail = i};
         if (!hetccl_wire_is_free(peer, &last)) return moved ? HETCCL_MOVED : HETCCL_AGAIN;
     }
-    hetccl_wire_deregister_user(peer, out->mem, &out->mem_rails, UINT32_MAX);
-    out->busy = 0;
+    hetccl_wire_end_out(peer, sender, out);
     msg->done = msg->nbytes;
     return HETCCL_DONE;
 }
@@ -321,25 +367,63 @@ static int hetccl_wire_waiting(hetccl_wire_peer_t *peer) {
     return peer->state == HETCCL_WIRE_LOST ? HETCCL_EPEER : HETCCL_ENETWORK;
 }
 
+/* For a message from a GPU's memory: a place, where it is registered. DONE, AGAIN, or EDIRECT. */
+static int hetccl_wire_device_out(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg, hetccl_wire_out_t **out_p) {
+    hetccl_wire_sender_t *sender = hetccl_wire_sender(peer, cls);
+    hetccl_wire_out_t *out = sender->outs;
+    hetccl_pointer_t about;
+    int rail;
+    if (sender->nwaiting == 0 && !hetccl_wire_has_cell(peer, cls)) return HETCCL_AGAIN;
+    while (out->busy) {
+        if (++out == sender->outs + HETCCL_WIRE_OUT_MAX) return HETCCL_AGAIN;
+    }
+    hetccl_wire_init_out(out, msg);
+    int status = hetccl_wire_register_device(peer, msg, &about, out->mem, &out->mem_rails, &rail);
+    if (status != HETCCL_DONE) return status;
+    out->direct = (const uint8_t *)msg->device.address;
+    out->device = out->busy = 1;
+    *out_p = out;
+    return HETCCL_DONE;
+}
+
 /* A new message: eagerly, or announced, or at once where the peer has asked for it already. */
 static int hetccl_wire_begin_out(hetccl_wire_peer_t *peer, int cls, hetccl_msg_t *msg) {
     hetccl_wire_sender_t *sender = hetccl_wire_sender(peer, cls);
     int eager = msg->nbytes <= hetccl_wire_payload_bytes(&peer->remote_shape) && !(msg->flags & HETCCL_MSG_SYNC);
+    hetccl_wire_out_t *out = NULL;
     msg->seq = sender->seq;
-    int met = hetccl_wire_meet(peer, cls, msg, !eager);
+    if (hetccl_wire_is_device(msg)) {
+        int status = hetccl_wire_device_out(peer, cls, msg, &out);
+        if (status != HETCCL_DONE) return status;
+    }
+    int met = hetccl_wire_meet(peer, cls, msg, !eager, out);
     if (met == HETCCL_WIRE_ASKED) {
         sender->seq += 1;
         msg->state = HETCCL_MSG_POSTED;
         return hetccl_wire_advance_out(peer, cls, msg);
     }
-    if (met == HETCCL_WIRE_BUSY || !hetccl_wire_has_cell(peer, cls)) return HETCCL_AGAIN;
+    if (met == HETCCL_WIRE_BUSY || !hetccl_wire_has_cell(peer, cls)) {
+        if (out) hetccl_wire_end_out(peer, sender, out);
+        return HETCCL_AGAIN;
+    }
+    if (out) {
+        msg->slot = (int32_t)(out - sender->outs) + 1;
+        out->cell = sender->cells_filled;
+        out->in_cell = (int8_t)eager;
+        sender->ngathered += eager;
+    }
     hetccl_wire_put_cell(peer, cls, msg, eager ? HETCCL_WIRE_EAGER : HETCCL_WIRE_RTS);
-    if (!eager) {
+    if (!eager || out) {
         msg->state = HETCCL_MSG_POSTED;
         return HETCCL_AGAIN;
     }
     msg->done = msg->nbytes;
     return HETCCL_DONE;
+}
+
+/* Whether there is something to send: a GPU's memory has a place before it is asked for. */
+static inline int hetccl_wire_has_met(const hetccl_wire_out_t *out) {
+    return !out->device || out->in_cell || out->asked > 0;
 }
 
 static int hetccl_wire_send(void *state, hetccl_msg_t *msg) {
@@ -348,12 +432,13 @@ static int hetccl_wire_send(void *state, hetccl_msg_t *msg) {
     int status = HETCCL_AGAIN;
     hetccl_wire_want(peer);
     if (!peer->tables) return hetccl_wire_waiting(peer);
+    hetccl_wire_sender_t *sender = hetccl_wire_sender(peer, link->cls);
     if (msg->state == HETCCL_MSG_NEW) {
         if (hetccl_wire_may_send(peer)) status = hetccl_wire_begin_out(peer, link->cls, msg);
-    } else if (msg->slot) {
+    } else if (msg->slot && hetccl_wire_has_met(&sender->outs[msg->slot - 1])) {
         status = hetccl_wire_advance_out(peer, link->cls, msg);
-    } else if (peer->tables->senders[link->cls].nwaiting > 0) {
-        int met = hetccl_wire_meet(peer, link->cls, msg, 1);
+    } else if (sender->nwaiting > 0) {
+        int met = hetccl_wire_meet(peer, link->cls, msg, 1, msg->slot ? &sender->outs[msg->slot - 1] : NULL);
         if (met == HETCCL_WIRE_WRONG) hetccl_wire_breach(peer, peer->carrier, HETCCL_BREACH_CTS);
         if (met == HETCCL_WIRE_ASKED) status = hetccl_wire_advance_out(peer, link->cls, msg);
     }

@@ -30,6 +30,7 @@ SINCE_5 = {
     "HETCCL_HIP_INVALID_POINTER": "hipErrorInvalidDevicePointer",
     "HETCCL_HIP_NO_DEVICE": "hipErrorNoDevice",
     "HETCCL_HIP_NOT_READY": "hipErrorNotReady",
+    "HETCCL_HIP_NOT_SUPPORTED": "hipErrorNotSupported",
     "HETCCL_HIP_UNKNOWN": "hipErrorUnknown",
     "HETCCL_HIP_POINTER_BUFFER_ID": "HIP_POINTER_ATTRIBUTE_BUFFER_ID",
     "HETCCL_HIP_COPY_DEFAULT": "hipMemcpyDefault",

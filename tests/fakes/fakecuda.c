@@ -7,6 +7,10 @@
  * FAKE_CUDA_QUEUES=4            what is queued is done later, by so many threads, instead of at once
  * FAKE_CUDA_LAZY=1              a stream with new work, and an event recorded on it, are not ready when first asked
  * FAKE_CUDA_WAIT_MS=20000       how long a wait for a value may last, before it answers 702
+ * FAKE_CUDA_GUARD=1             new device memory cannot be touched by the CPU; the driver has a mapping of its own,
+ *                               which fakeWindow() tells
+ * FAKE_CUDA_ORDERING=100        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, and ..._FLUSH_WRITES_OPTIONS (1),
+ * FAKE_CUDA_FLUSH=1             which a negative number makes an unknown attribute
  *
  * With -DFAKE_CUDA_HEADER the toolkit's cuda.h is included instead of the declarations below, so that the compiler
  * compares every signature with NVIDIA's. */
@@ -75,8 +79,13 @@ API CUresult cuDeviceGetPCIBusId(char *text, int nchars, CUdevice device) {
 API CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
     BEGIN(0);
     if (physical(device) < 0) return BAD_DEVICE;
-    *value = attribute == 75 ? 9 : 0; /* compute capability 9.0 */
-    return OK;
+    switch ((int)attribute) {
+    case 75: *value = 9; return OK; /* compute capability 9.0 */
+    case 76: *value = 0; return OK;
+    case 117: *value = setting(PREFIX "FLUSH", 1); return *value < 0 ? INVALID : OK;
+    case 118: *value = setting(PREFIX "ORDERING", 100); return OK;
+    default: return INVALID;
+    }
 }
 
 API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {

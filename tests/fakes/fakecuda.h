@@ -19,6 +19,7 @@
 #ifdef FAKE_CUDA_HEADER
 #include <cuda.h>
 #else
+typedef int CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope;
 typedef int CUresult, CUdevice, CUpointer_attribute, CUdevice_attribute, CUstreamCaptureStatus, CUmemRangeHandleType;
 typedef unsigned long long CUdeviceptr;
 typedef uint32_t cuuint32_t;
@@ -52,7 +53,13 @@ typedef struct {
     unsigned long recorded, reached; /* of an event */
     unsigned argument_nbytes;       /* of a function: its one argument's size; 0: not known */
 } handle_t;
-typedef struct { char *base; size_t nbytes, mapped; int kind, device, fd; unsigned long long id; } range_t;
+typedef struct {
+    char *base;
+    size_t nbytes, mapped;
+    int kind, device, fd;
+    unsigned long long id;
+    char *window; /* where the driver itself sees it, if not at base */
+} range_t;
 typedef struct { int32_t pid, fd, device; size_t nbytes, mapped; } ipc_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -12,6 +12,16 @@ static range_t *range_of(const void *pointer) {
     return NULL;
 }
 
+/* Where the driver sees what a process knows by this address. */
+static void *seen(const void *pointer) {
+    pthread_mutex_lock(&lock);
+    range_t *range = range_of(pointer);
+    char *window = range ? range->window : NULL;
+    void *there = window ? window + ((const char *)pointer - range->base) : (void *)pointer;
+    pthread_mutex_unlock(&lock);
+    return there;
+}
+
 static int range_add(range_t range) {
     pthread_mutex_lock(&lock);
     int full = nranges == RANGES_MAX;
@@ -49,15 +59,18 @@ static int memory_new(void **pointer, size_t nbytes, int kind) {
     if (!nbytes) return INVALID;
     int fd = memfd_create("fakecuda", MFD_CLOEXEC);
     if (fd < 0) return NO_MEMORY;
-    void *base = MAP_FAILED;
-    if (!ftruncate(fd, (off_t)mapped)) base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (base == MAP_FAILED) {
+    int guarded = kind == DEVICE && setting(PREFIX "GUARD", 0);
+    void *base = MAP_FAILED, *window = NULL;
+    if (!ftruncate(fd, (off_t)mapped))
+        base = mmap(NULL, mapped, guarded ? PROT_NONE : PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base != MAP_FAILED && guarded) window = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED || window == MAP_FAILED) {
         close(fd);
         return NO_MEMORY;
     }
-    memset(base, 0xA5, mapped); /* new device memory is not zero */
+    memset(window ? window : base, 0xA5, mapped); /* new device memory is not zero */
     *pointer = base;
-    return range_add((range_t){base, nbytes, mapped, kind, current->device, fd, 0});
+    return range_add((range_t){base, nbytes, mapped, kind, current->device, fd, 0, window});
 }
 
 static int memory_free(const void *pointer, int kind, int other) {
@@ -65,8 +78,13 @@ static int memory_free(const void *pointer, int kind, int other) {
     int code = range_remove(pointer, kind, other, &range);
     if (code) return code;
     munmap(range.base, range.mapped);
+    if (range.window) munmap(range.window, range.mapped);
     close(range.fd);
     return OK;
+}
+
+EXPORT void *fakeWindow(const void *pointer) {
+    return seen(pointer);
 }
 
 EXPORT long fakeRanges(void) {
@@ -117,7 +135,7 @@ API CUresult cuMemHostRegister_v2(void *pointer, size_t nbytes, unsigned int fla
     pthread_mutex_lock(&lock);
     int known = range_of(pointer) != NULL;
     pthread_mutex_unlock(&lock);
-    return known ? ALREADY_REGISTERED : range_add((range_t){pointer, nbytes, 0, REGISTERED, current->device, -1, 0});
+    return known ? ALREADY_REGISTERED : range_add((range_t){pointer, nbytes, 0, REGISTERED, current->device, -1, 0, NULL});
 }
 
 API CUresult cuMemHostUnregister(void *pointer) {
@@ -228,7 +246,7 @@ API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, 
         return NO_MEMORY;
     }
     *pointer = (CUdeviceptr)base;
-    return range_add((range_t){base, ipc.nbytes, ipc.mapped, OPENED, current->device, fd, 0});
+    return range_add((range_t){base, ipc.nbytes, ipc.mapped, OPENED, current->device, fd, 0, NULL});
 }
 
 API CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
@@ -247,6 +265,28 @@ API CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, si
     pthread_mutex_unlock(&lock);
     *(int *)handle = fd;
     return fd < 0 ? INVALID : OK;
+}
+
+static struct { long count; int device, scope; } flushed; /* the last one */
+
+EXPORT long fakeFlushes(int *device, int *scope) {
+    *device = flushed.device;
+    *scope = flushed.scope;
+    return flushed.count;
+}
+
+/* What a fake of libibverbs has written, and keeps from being seen, is seen afterwards. */
+API CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target,
+                                             CUflushGPUDirectRDMAWritesScope scope) {
+    BEGIN(1);
+    if ((int)target || ((int)scope != 100 && (int)scope != 200)) return INVALID;
+    if (!(setting(PREFIX "FLUSH", 1) & 1)) return NOT_SUPPORTED;
+    void (*show)(void) = (void (*)(void))dlsym(RTLD_DEFAULT, "fakeverbs_show");
+    if (show) show();
+    flushed.count++;
+    flushed.device = current->device;
+    flushed.scope = (int)scope;
+    return OK;
 }
 
 #endif

@@ -32,6 +32,8 @@ typedef struct {
 } queue_t;
 
 static queue_t queues[QUEUES_MAX];
+
+static void *seen(const void *pointer); /* of fakecuda_memory.h */
 static unsigned ndealt;
 
 static int nqueues(void) {
@@ -57,13 +59,13 @@ static int wait_for(const uint32_t *word, uint32_t value, int wraps) {
 static int perform(const work_t *work) {
     struct timespec pause = {0, 20000};
     switch (work->kind) {
-    case COPY: memmove(work->dst, work->src, work->nbytes); break;
+    case COPY: memmove(seen(work->dst), seen(work->src), work->nbytes); break;
     case FILL:
         for (size_t i = 0; i < work->count; i++)
-            memcpy((char *)work->dst + i * work->nbytes, &work->value, work->nbytes);
+            memcpy((char *)seen(work->dst) + i * work->nbytes, &work->value, work->nbytes);
         break;
-    case WRITE: __atomic_store_n((uint32_t *)work->dst, work->value, __ATOMIC_SEQ_CST); break;
-    case WAIT: return wait_for(work->dst, work->value, work->wraps);
+    case WRITE: __atomic_store_n((uint32_t *)seen(work->dst), work->value, __ATOMIC_SEQ_CST); break;
+    case WAIT: return wait_for(seen(work->dst), work->value, work->wraps);
     case CALL: work->function(work->dst); break;
     case LAUNCH: work->kernel((void *[]){(void *)work->argument}, work->grid, work->block); break;
     case RECORD: __atomic_store_n(&work->event->reached, work->number, __ATOMIC_SEQ_CST); break;

@@ -45,14 +45,14 @@ static hetccl_ibv_mr_t *mr_new(void *ptr, size_t nbytes) {
 
 static hetccl_ibv_mr_t *reg_mr(hetccl_ibv_pd_t *pd, void *ptr, size_t nbytes, int access) {
     (void)pd;
-    if (access != HETCCL_MR_ACCESS) abort();
+    if (access != HETCCL_MR_ACCESS && access != HETCCL_MR_DEVICE_ACCESS) abort();
     return fails(REG) ? NULL : mr_new(ptr, nbytes);
 }
 
 static hetccl_ibv_mr_t *reg_dmabuf_mr(hetccl_ibv_pd_t *pd, uint64_t offset, size_t nbytes, uint64_t iova, int fd,
                                       int access) {
     (void)pd;
-    if (access != HETCCL_MR_ACCESS || fd < 0 || offset != iova % 4096) abort();
+    if (access != HETCCL_MR_DEVICE_ACCESS || fd < 0 || offset != iova % 4096) abort();
     return fails(DMABUF) ? NULL : mr_new((void *)iova, nbytes);
 }
 
@@ -85,8 +85,11 @@ static int pointer(const void *ptr, hetccl_pointer_t *about) {
     return 0;
 }
 
+static int entered; /* 1: in the allocation's device's context */
+
 static int dmabuf_export(void *ptr, size_t nbytes, int *fd, uint64_t *offset) {
     (void)nbytes;
+    if (entered != 1) abort();
     if (fails(EXPORT_FD)) return HETCCL_MISSING;
     *fd = dup(0);
     *offset = (uintptr_t)ptr % 4096;
@@ -94,7 +97,19 @@ static int dmabuf_export(void *ptr, size_t nbytes, int *fd, uint64_t *offset) {
     return 0;
 }
 
-static hetccl_runtime_t runtime = {.name = "fake", .pointer = pointer, .dmabuf_export = dmabuf_export};
+static int enter(int device, void **saved) {
+    *saved = &entered;
+    entered += device == allocation.device;
+    return 0;
+}
+
+static int leave(void *saved) {
+    if (saved != &entered || entered-- != 1) abort();
+    return 0;
+}
+
+static hetccl_runtime_t runtime = {
+    .name = "fake", .enter = enter, .leave = leave, .pointer = pointer, .dmabuf_export = dmabuf_export};
 
 EXPORT void *fake_table(void) { return &verbs; }
 
@@ -145,8 +160,17 @@ EXPORT int cache_get(int which, void *ptr, size_t nbytes, int whose, hetccl_mem_
     return hetccl_mr_cache_get(&caches[which], ptr, nbytes, whose, mem);
 }
 
+/* Why the last cache_get_device() said no. */
+static int why;
+EXPORT int cache_why(void) { return why; }
+
 EXPORT int cache_get_device(int which, void *ptr, size_t nbytes, hetccl_mem_t *mem) {
-    return hetccl_mr_cache_get_device(&caches[which], &runtime, ptr, nbytes, mem);
+    hetccl_pointer_t about;
+    why = hetccl_direct_about(&runtime, (uintptr_t)ptr, nbytes, &about);
+    if (why) return HETCCL_AGAIN;
+    int status = hetccl_mr_cache_get_device(&caches[which], &runtime, &about, mem, &why);
+    if (status == HETCCL_DONE) why = HETCCL_DIRECT;
+    return status;
 }
 
 EXPORT void cache_put(int which, hetccl_mem_t *mem) { hetccl_mr_cache_put(&caches[which], mem); }

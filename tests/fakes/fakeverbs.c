@@ -8,6 +8,7 @@
  *     FAKEVERBS_MINUS_ONE  posting answers -1 and sets errno, as some drivers do
  *     FAKEVERBS_MEMLOCK    registering more than RLIMIT_MEMLOCK in all fails with ENOMEM
  *     FAKEVERBS_PEERMEM    memory that fakeverbs_gpu() has named can be registered, else EFAULT
+ *     FAKEVERBS_UNSEEN     what is written to a GPU's memory is seen late: fakeverbs_work.h, unseen_t
  *     FAKEVERBS_FORK       what ibv_is_fork_initialized answers before ibv_fork_init
  *
  * fakeverbs_live("qp", NULL) counts the process's objects, fakeverbs_calls("reg_mr") its calls; fakeverbs_cut, _event,
@@ -29,7 +30,7 @@ enum { CONTEXT, PD, MR, CHANNEL, CQ, KINDS };
 
 static int fork_status = -1;
 static uint64_t locked_nbytes;
-static struct { uint64_t address, nbytes; } gpu_ranges[GPU_RANGES_MAX];
+static struct { uint64_t address, nbytes, window; } gpu_ranges[GPU_RANGES_MAX];
 static int ngpu_ranges;
 
 /* Under the lock. */
@@ -132,14 +133,20 @@ API int ibv_dealloc_pd(hetccl_ibv_pd_t *public) {
     return 0;
 }
 
+/* The range of a GPU's memory with a byte of this, or -1. */
+static int gpu_range(uint64_t address, uint64_t nbytes) {
+    for (int i = 0; i < ngpu_ranges; i++)
+        if (address < gpu_ranges[i].address + gpu_ranges[i].nbytes && gpu_ranges[i].address < address + nbytes)
+            return i;
+    return -1;
+}
+
 /* errno if memory could not be registered. */
 static int range_check(uint64_t address, uint64_t nbytes) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = address / page * page;
     uint64_t npages = (address + nbytes - first + page - 1) / page;
     struct rlimit limit;
-    for (int i = 0; i < ngpu_ranges; i++)
-        if (address < gpu_ranges[i].address + gpu_ranges[i].nbytes && gpu_ranges[i].address < address + nbytes)
-            return getenv("FAKEVERBS_PEERMEM") ? 0 : EFAULT;
+    if (gpu_range(address, nbytes) >= 0) return getenv("FAKEVERBS_PEERMEM") ? 0 : EFAULT;
     unsigned char *in_core = malloc(npages + 1);
     int mapped = in_core && !mincore((void *)(uintptr_t)first, npages * page, in_core);
     free(in_core);
@@ -169,6 +176,7 @@ static hetccl_ibv_mr_t *mr_new(hetccl_ibv_pd_t *pd, uint64_t memory, uint64_t ad
     shared->address = address;
     shared->memory = memory;
     shared->nbytes = nbytes;
+    shared->is_gpu = 0;
     mr->public = (hetccl_ibv_mr_t){pd->context, pd, (void *)(uintptr_t)address, nbytes, slot, shared->key, shared->key};
     locked_nbytes += nbytes;
     ((pd_t *)pd)->nlive++;
@@ -180,7 +188,13 @@ static hetccl_ibv_mr_t *mr_new(hetccl_ibv_pd_t *pd, uint64_t memory, uint64_t ad
 API hetccl_ibv_mr_t *ibv_reg_mr(hetccl_ibv_pd_t *pd, void *ptr, size_t nbytes, int access) {
     int error = called("reg_mr");
     if (!error) error = range_check((uintptr_t)ptr, nbytes);
-    return error ? failed(error) : mr_new(pd, (uintptr_t)ptr, (uintptr_t)ptr, nbytes, access);
+    if (error) return failed(error);
+    int gpu = gpu_range((uintptr_t)ptr, nbytes);
+    uint64_t memory = (uintptr_t)ptr;
+    if (gpu >= 0) memory += gpu_ranges[gpu].window - gpu_ranges[gpu].address;
+    hetccl_ibv_mr_t *mr = mr_new(pd, memory, (uintptr_t)ptr, nbytes, access);
+    if (mr) arena->mrs[mr->handle].is_gpu = gpu >= 0;
+    return mr;
 }
 
 /* The descriptor is any that can be mapped, as the fake CUDA driver's are. */
@@ -196,6 +210,7 @@ API hetccl_ibv_mr_t *ibv_reg_dmabuf_mr(hetccl_ibv_pd_t *pd, uint64_t offset, siz
     if (mr) {
         mr->mapped = mapped;
         mr->mapped_nbytes = mapped_nbytes;
+        arena->mrs[mr->public.handle].is_gpu = 1;
     } else
         munmap(mapped, mapped_nbytes);
     return &mr->public;
@@ -353,11 +368,25 @@ API long fakeverbs_live(const char *kind, const char *device) {
     return count;
 }
 
-/* A range is a GPU's memory from now on. */
-API void fakeverbs_gpu(uint64_t address, uint64_t nbytes) {
+/* A range is a GPU's memory from now on, which a device sees at `window`. */
+API void fakeverbs_window(uint64_t address, uint64_t nbytes, uint64_t window) {
     if (ngpu_ranges == GPU_RANGES_MAX) abort();
     gpu_ranges[ngpu_ranges].address = address;
+    gpu_ranges[ngpu_ranges].window = window;
     gpu_ranges[ngpu_ranges++].nbytes = nbytes;
+}
+
+API void fakeverbs_gpu(uint64_t address, uint64_t nbytes) { fakeverbs_window(address, nbytes, address); }
+
+/* None is any more. */
+API void fakeverbs_no_gpu(void) { ngpu_ranges = 0; }
+
+/* What was written to GPUs' memory is seen. */
+API void fakeverbs_show(void) {
+    arena_open();
+    lock();
+    show_unseen(NULL);
+    unlock();
 }
 
 /* Packets of a device get lost, those to it too, for all processes of the arena; 0: no longer. */

@@ -72,6 +72,7 @@ static void qp_to_init(qp_t *qp, const hetccl_ibv_qp_attr_t *attr) {
     qp->attr.port_num = attr->port_num;
     qp->attr.pkey_index = attr->pkey_index;
     qp->attr.qp_access_flags = attr->qp_access_flags;
+    qp->shared->access = (int)attr->qp_access_flags;
     qp->shared->lid = port_of(qp->public.context, attr->port_num)->attr.lid;
 }
 

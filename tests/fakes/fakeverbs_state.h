@@ -57,6 +57,7 @@ typedef struct shared_qp {
     uint32_t nrecvs; /* posted, and no immediate value has taken them */
     int recv_cq;     /* index of its shared_cq_t */
     int lid, rnr_timer;
+    int access; /* what its peer may do */
     hetccl_ibv_gid_t gid; /* of this end */
     char device[NAME_CHARS];
     uint32_t head, tail; /* of arrived */
@@ -70,6 +71,7 @@ typedef struct shared_mr {
     uint64_t address; /* as requests name it */
     uint64_t memory;  /* where it lies in the process */
     uint64_t nbytes;
+    int is_gpu;
 } shared_mr_t;
 
 typedef struct arena {

@@ -84,7 +84,9 @@ static void cq_push(cq_t *cq, qp_t *qp, const hetccl_ibv_wc_t *wc, uint32_t nsen
 static void send_complete(qp_t *qp, int status) {
     send_t *send = &qp->sends[qp->sends_head++ % qp->cap.max_send_wr];
     cq_t *cq = (cq_t *)qp->public.send_cq;
-    hetccl_ibv_wc_t wc = {.wr_id = send->wr_id, .status = status, .opcode = HETCCL_IBV_WC_RDMA_WRITE,
+    int is_read = send->opcode == HETCCL_IBV_WR_RDMA_READ;
+    hetccl_ibv_wc_t wc = {.wr_id = send->wr_id, .status = status,
+                          .opcode = is_read ? HETCCL_IBV_WC_RDMA_READ : HETCCL_IBV_WC_RDMA_WRITE,
                           .vendor_err = status ? VENDOR_ERROR : 0, .qp_num = qp->public.qp_num};
     cq->npending--;
     qp->nsilent++;
@@ -130,7 +132,63 @@ static int put(int pid, uint64_t to, const void *from, uint64_t nbytes) {
     return DONE;
 }
 
+/* With FAKEVERBS_UNSEEN what comes to a GPU's memory of this process is on its way still when it is complete: it is
+ * seen after the device that has written it has read from a GPU, or fakeverbs_show(). */
+typedef struct unseen {
+    struct unseen *next;
+    char device[NAME_CHARS];
+    uint64_t to, nbytes;
+    uint8_t bytes[];
+} unseen_t;
+
+static unseen_t *the_unseen, **last_unseen = &the_unseen;
+
+static void keep_unseen(const char *device, uint64_t to, const void *from, uint64_t nbytes) {
+    unseen_t *kept = malloc(sizeof *kept + nbytes);
+    *kept = (unseen_t){.to = to, .nbytes = nbytes};
+    snprintf(kept->device, sizeof kept->device, "%s", device);
+    memcpy(kept->bytes, from, nbytes);
+    *last_unseen = kept;
+    last_unseen = &kept->next;
+}
+
+/* device: NULL: of all. */
+static void show_unseen(const char *device) {
+    last_unseen = &the_unseen;
+    for (unseen_t *kept = the_unseen, *next; kept; kept = next) {
+        next = kept->next;
+        if (device && strcmp(kept->device, device)) {
+            *last_unseen = kept;
+            last_unseen = &kept->next;
+            continue;
+        }
+        memcpy((void *)(uintptr_t)kept->to, kept->bytes, kept->nbytes);
+        free(kept);
+    }
+    *last_unseen = NULL;
+}
+
+/* Of one's own memory alone: what a loop reads. */
+static int execute_read(qp_t *qp, const send_t *send) {
+    const hetccl_ibv_sge_t *sge = send->sges;
+    shared_mr_t *mr = mr_of(sge->lkey, getpid(), sge->addr, sge->length);
+    if (!mr || !(mr->access & HETCCL_IBV_ACCESS_LOCAL_WRITE)) return HETCCL_IBV_WC_LOC_PROT_ERR;
+    shared_qp_t *peer = qp_numbered(qp->attr.dest_qp_num);
+    if (!reachable(qp, peer)) return NO_ANSWER;
+    shared_mr_t *from = mr_of(send->rkey, peer->pid, send->remote_addr, sge->length);
+    int allowed = from && from->access & peer->access & HETCCL_IBV_ACCESS_REMOTE_READ && peer->pid == getpid();
+    if (!allowed) {
+        peer->state = HETCCL_IBV_QPS_ERR;
+        return HETCCL_IBV_WC_REM_ACCESS_ERR;
+    }
+    if (from->is_gpu) show_unseen(peer->device);
+    memmove((void *)(uintptr_t)(mr->memory + (sge->addr - mr->address)),
+            (void *)(uintptr_t)(from->memory + (send->remote_addr - from->address)), sge->length);
+    return DONE;
+}
+
 static int execute(qp_t *qp, const send_t *send) {
+    if (send->opcode == HETCCL_IBV_WR_RDMA_READ) return execute_read(qp, send);
     uint64_t nbytes = 0;
     int is_inline = send->flags & HETCCL_IBV_SEND_INLINE, has_imm = send->opcode == HETCCL_IBV_WR_RDMA_WRITE_WITH_IMM;
     for (int i = 0; i < send->nsges; i++) {
@@ -142,18 +200,22 @@ static int execute(qp_t *qp, const send_t *send) {
     shared_qp_t *peer = qp_numbered(qp->attr.dest_qp_num);
     if (!reachable(qp, peer)) return NO_ANSWER;
     shared_mr_t *to = nbytes ? mr_of(send->rkey, peer->pid, send->remote_addr, nbytes) : NULL;
-    if (nbytes && (!to || !(to->access & HETCCL_IBV_ACCESS_REMOTE_WRITE))) {
+    if (nbytes && (!to || !(to->access & peer->access & HETCCL_IBV_ACCESS_REMOTE_WRITE))) {
         peer->state = HETCCL_IBV_QPS_ERR;
         return HETCCL_IBV_WC_REM_ACCESS_ERR;
     }
     if (has_imm && !peer->nrecvs) return NOT_READY;
     uint64_t at = to ? to->memory + (send->remote_addr - to->address) : 0;
+    int unseen = to && to->is_gpu && peer->pid == getpid() && getenv("FAKEVERBS_UNSEEN") != NULL;
     const uint8_t *copied = send->copied;
     for (int i = 0; i < send->nsges; i++) {
         const hetccl_ibv_sge_t *sge = &send->sges[i];
         shared_mr_t *mr = is_inline || !sge->length ? NULL : mr_of(sge->lkey, getpid(), sge->addr, sge->length);
         const void *from = mr ? (void *)(uintptr_t)(mr->memory + (sge->addr - mr->address)) : copied;
-        if (put(peer->pid, at, from, sge->length) != DONE) return NO_ANSWER;
+        if (unseen)
+            keep_unseen(peer->device, at, from, sge->length);
+        else if (put(peer->pid, at, from, sge->length) != DONE)
+            return NO_ANSWER;
         at += sge->length;
         copied += is_inline ? sge->length : 0;
     }
@@ -217,7 +279,11 @@ static void settle(qp_t *qp) {
 static int send_check(const qp_t *qp, const hetccl_ibv_send_wr_t *wr, uint64_t *nbytes) {
     *nbytes = 0;
     if (qp->shared->state != HETCCL_IBV_QPS_RTS && qp->shared->state != HETCCL_IBV_QPS_ERR) return EINVAL;
-    if (wr->opcode != HETCCL_IBV_WR_RDMA_WRITE && wr->opcode != HETCCL_IBV_WR_RDMA_WRITE_WITH_IMM) return EINVAL;
+    int reads = wr->opcode == HETCCL_IBV_WR_RDMA_READ;
+    int writes = wr->opcode == HETCCL_IBV_WR_RDMA_WRITE || wr->opcode == HETCCL_IBV_WR_RDMA_WRITE_WITH_IMM;
+    if (!reads && !writes) return EINVAL;
+    if (reads && (wr->num_sge != 1 || wr->send_flags & HETCCL_IBV_SEND_INLINE)) return EINVAL;
+    if (reads && !qp->attr.max_rd_atomic) return EINVAL;
     if (wr->num_sge < 0 || wr->num_sge > (int)qp->cap.max_send_sge) return EINVAL;
     for (int i = 0; i < wr->num_sge; i++) *nbytes += wr->sg_list[i].length;
     if (wr->send_flags & HETCCL_IBV_SEND_INLINE && *nbytes > qp->cap.max_inline_data) return EINVAL;

@@ -49,6 +49,16 @@ def devices(table, stream):
     assert table.code("device_arch", count, ctypes.create_string_buffer(64)) != 0
 
 
+@check()
+def rdma_writes(table, stream):
+    """How writes of RDMA devices are ordered, and that they can be flushed where the runtime says so."""
+    scope, flushable = ctypes.c_int(-1), ctypes.c_int(-1)
+    table("rdma_ordering", table.device, ctypes.byref(scope), ctypes.byref(flushable))
+    assert scope.value in (0, 100, 200) and flushable.value in (0, 1)
+    for wanted in (100, 200):
+        assert (table.code("rdma_flush", wanted) == 0) == bool(flushable.value)
+
+
 @check("device_pci")
 def places(table, stream):
     runtime = table.runtime

@@ -179,6 +179,24 @@ def test_managed_memory_is_staged(device):
     device.allocate(managed=1)
     assert device.use() is None
     assert device.calls() == [0, 0, 0]
+    assert device.library.cache_why() == fake.MANAGED
+
+
+def test_why_not(device):
+    library = device.library
+    reasons = {(BASE - 10, 5): fake.NOT_DEVICE, (BASE + NBYTES - 10, 11): fake.PIECES, (BASE, NBYTES): fake.DIRECT}
+    for (address, nbytes), why in reasons.items():
+        device.use(address, nbytes)
+        assert library.cache_why() == why
+    device.allocate(base=BASE + 2 * NBYTES, nbytes=9 * NBYTES, buffer_id=8)
+    assert device.use(BASE + 2 * NBYTES, 10) is None and library.cache_why() == fake.TOO_LARGE
+    device.allocate(base=BASE + 16 * NBYTES, buffer_id=9)
+    library.fake_fail(fake.DMABUF, 0, NEVER, errno.ENOMEM)
+    assert device.use(BASE + 16 * NBYTES, 10) is None and library.cache_why() == fake.SHORT
+    library.fake_fail(fake.DMABUF, 0, NEVER, errno.EINVAL)
+    library.fake_fail(fake.REG, 0, NEVER, errno.EFAULT)
+    for _ in range(2):
+        assert device.use(BASE + 16 * NBYTES, 10) is None and library.cache_why() == fake.REFUSED_DEVICE
 
 
 def test_evicts_what_was_used_longest_ago(device):

@@ -125,7 +125,7 @@ def test_sonames_that_users_are_told(name, module):
 def test_what_the_host_lacks():
     host = Table(_host.open())
     lacks = {"device_pci", "ipc_export", "ipc_open", "ipc_close", "dmabuf_export", "launch"}
-    lacks |= {"module_load", "module_unload", "module_function"}
+    lacks |= {"module_load", "module_unload", "module_function", "rdma_flush"}
     assert set(host.runtime.missing()) == lacks
     for name in lacks:
         assert host.code(name, *[None if t is ctypes.c_void_p else 0 for t in PROTOTYPES[name][1]]) == MISSING
