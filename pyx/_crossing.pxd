@@ -7,8 +7,16 @@ from hetccl._engine cimport Work
 from hetccl._executor cimport Executor
 from hetccl._passage cimport hetccl_ring_piece_t, hetccl_ring_t
 from hetccl._row cimport Collective
-from hetccl._runtime cimport Runtime
+from hetccl._runtime cimport Runtime, hetccl_runtime_t
 from hetccl._watched cimport WatchedComm
+
+cdef extern from "hetccl/ring_memory.h" nogil:
+    void* hetccl_pinned_alloc(const hetccl_runtime_t* gpu, size_t nbytes, int* code)
+    void hetccl_pinned_free(const hetccl_runtime_t* gpu, void* memory, size_t nbytes)
+
+cdef enum:
+    WORDS_BYTES = 4096                   # pinned memory for the words of a ring
+    SMALLEST_PIECE = 65536
 
 
 ctypedef struct Lanes:                   # the streams of one call
@@ -37,6 +45,8 @@ cdef class Crossing(WatchedComm):        # what the requests of such calls have 
     cdef int begin(self, Work* work, void* stream) except -1
 
     cdef int open(self) except -1
+    cdef int open_ring(self, hetccl_ring_t* ring, void* words) except -1
+    cdef int refuse_capture(self, void* stream, str call) except -1
     cdef int make_room(self, Collective* collective) except -1
     cdef int enlarge(self, hetccl_ring_piece_t* piece, size_t nbytes) except -1
     cdef int submit(self, Work* work) except -1
@@ -51,4 +61,4 @@ cdef class Crossing(WatchedComm):        # what the requests of such calls have 
     cdef void give_back(self) noexcept
 
 
-cdef Crossing crossing_new(Executor executor, Runtime runtime, int device)
+cdef int crossing_open(Crossing crossing, Executor executor, Runtime runtime, int device) except -1

@@ -18,47 +18,38 @@ from hetccl._agree cimport check_error
 from hetccl._layout cimport Part
 from hetccl._marks cimport mark_await
 from hetccl._passage cimport (
-    HETCCL_RING_PIECES, NO_UNIT, Passage, hetccl_piece_arrive, hetccl_ring_mute, hetccl_ring_piece, hetccl_ring_release,
-    hetccl_ring_serial,
+    HETCCL_RING_PIECES, NO_UNIT, Passage, hetccl_piece_arrive, hetccl_portion_begin, hetccl_portion_length,
+    hetccl_portions, hetccl_ring_mute, hetccl_ring_piece, hetccl_ring_release, hetccl_ring_serial,
 )
 from hetccl._row cimport COLLECTIVE_IDLE, COLLECTIVE_REFUSED
-from hetccl._runtime cimport hetccl_runtime_t
 from hetccl._shm cimport HETCCL_REASON_LEFT
 
 from hetccl._calls import CALLS
 from hetccl.errors import CommClosed, HetcclError
 
-cdef extern from "hetccl/ring_memory.h" nogil:
-    void* hetccl_pinned_alloc(const hetccl_runtime_t* gpu, size_t nbytes, int* code)
-    void hetccl_pinned_free(const hetccl_runtime_t* gpu, void* memory, size_t nbytes)
-
 cdef enum:
     # The results of so many portions are queued behind their inputs: a piece's last use must be queued whole before its
     # next.
     DEPTH = HETCCL_RING_PIECES - 1
-    WORDS_BYTES = 4096
     # What a stream waits for has a cache line of its own.
     WORD_STRIDE = 64
-    SMALLEST_PIECE = 65536
     # The engine's own time-out comes before that of a wait for the GPU: it can say which ranks are missing.
     LATER_NS = 1000000000
 
 cdef int CONNECT_CALL = len(CALLS) - 1
 
 
-cdef Crossing crossing_new(Executor executor, Runtime runtime, int device):
-    cdef Crossing crossing = Crossing.__new__(Crossing)
+cdef int crossing_open(Crossing crossing, Executor executor, Runtime runtime, int device) except -1:
     crossing.executor = executor
     crossing.settle_on(runtime, device)
     crossing.timeout_ns = executor.timeout_ns + LATER_NS
     crossing.rank = executor.rank
     crossing.open()
-    return crossing
+    return 0
 
 
 # The cycle executor - requests - crossing is for the executor to break, which ends what the ring is used by.
 @cython.no_gc_clear
-@cython.final
 cdef class Crossing(WatchedComm):
     """This rank's GPU in a communicator of several islands, its streams there, and its ring of pinned memory."""
 
@@ -80,7 +71,6 @@ cdef class Crossing(WatchedComm):
         self.ring = <hetccl_ring_t*>calloc(1, sizeof(hetccl_ring_t))
         if self.ring == NULL:
             raise MemoryError("the ring of a communicator's GPU")
-        self.ring.lost, self.ring.bell = &self.lost, self.executor.mine
         self.runtime.check(gpu.enter(self.device, &saved), "enter")
         try:
             for place in range(3):
@@ -89,11 +79,9 @@ cdef class Crossing(WatchedComm):
             self.runtime.check(gpu.event_create(&self.ended), "event_create")
             self.words = hetccl_pinned_alloc(gpu, WORDS_BYTES, &code)
             self.runtime.check(code, "host_register")
+            self.open_ring(self.ring, self.words)
             for i in range(HETCCL_RING_PIECES):
                 piece = &self.ring.pieces[i]
-                piece.ring = self.ring
-                piece.word = <uint32_t*>(<uint8_t*>self.words + i * WORD_STRIDE)
-                self.runtime.check(gpu.host_address(piece.word, &piece.word_on_device), "host_address")
                 self.runtime.check(gpu.event_create(&piece.arrived), "event_create")
                 self.runtime.check(gpu.event_create(&piece.gone), "event_create")
             # A runtime or a device without waits says so here, where nothing is under way.
@@ -102,6 +90,18 @@ cdef class Crossing(WatchedComm):
             gpu.leave(saved)
         self.handle = <void*>self.ring
         self.executor.serve(self.ring, self.executor.timeout_ns)
+        return 0
+
+    cdef int open_ring(self, hetccl_ring_t* ring, void* words) except -1:
+        """words : pinned memory for those of the ring's pieces, WORDS_BYTES"""
+        cdef hetccl_ring_piece_t* piece
+        cdef int i
+        ring.lost, ring.bell = &self.lost, self.executor.mine
+        for i in range(HETCCL_RING_PIECES):
+            piece = &ring.pieces[i]
+            piece.ring = ring
+            piece.word = <uint32_t*>(<uint8_t*>words + i * WORD_STRIDE)
+            self.runtime.check(self.gpu.host_address(piece.word, &piece.word_on_device), "host_address")
         return 0
 
     cdef int usable(self, str call) except -1:
@@ -116,20 +116,15 @@ cdef class Crossing(WatchedComm):
         cdef Passage* passage = collective.passage
         cdef const char* step = NULL
         cdef void* saved = NULL
-        cdef int code = 0, capturing = 0
+        cdef int code = 0
         name = CALLS[work.call]
         self.lock(name)
         try:
             self.usable(name)
             self.runtime.check(self.gpu.enter(self.device, &saved), "enter")
             try:
-                code = self.gpu.stream_capturing(stream, &capturing)
-                if code == 0 and capturing:
-                    raise ValueError(f"stream: it is being captured into a graph, and {name} between islands is the "
-                                     "engine's work, which a replay would not repeat; call it outside the graph")
-                passage.nportions = 0
-                if collective.count > 0:
-                    passage.nportions = (collective.count - 1) // collective.portion + 1
+                self.refuse_capture(stream, name)
+                passage.nportions = hetccl_portions(collective.count, collective.portion)
                 self.make_room(collective)
                 passage.first = self.ring.ntaken
                 self.submit(work)
@@ -144,6 +139,13 @@ cdef class Crossing(WatchedComm):
                 self.gpu.leave(saved)
         finally:
             self.unlock()
+        return 0
+
+    cdef int refuse_capture(self, void* stream, str call) except -1:
+        cdef int capturing = 0
+        if self.gpu.stream_capturing(stream, &capturing) == 0 and capturing:
+            raise ValueError(f"stream: it is being captured into a graph, and {call} between islands is the engine's "
+                             "work, which a replay would not repeat; call it outside the graph")
         return 0
 
     cdef int submit(self, Work* work) except -1:
@@ -175,7 +177,8 @@ cdef class Crossing(WatchedComm):
         cdef size_t nbytes = SMALLEST_PIECE
         cdef hetccl_ring_piece_t* piece
         cdef int64_t i
-        while nbytes < <size_t>(nunits * collective.portion) * collective.itemsize:
+        cdef int64_t longest = collective.portion * hetccl_portion_length(passage.nportions - 1)
+        while nbytes < <size_t>(nunits * min(longest, collective.count)) * collective.itemsize:
             nbytes *= 2
         for i in range(min(passage.nportions, <int64_t>HETCCL_RING_PIECES)):
             piece = hetccl_ring_piece(self.ring, self.ring.ntaken + i)
@@ -269,7 +272,7 @@ cdef class Crossing(WatchedComm):
         if code == 0 and passage.returns:
             step[0] = "copy_async"
             code = copy_units(gpu, collective, portion, False,
-                              piece.memory + nin * collective.portion * <int64_t>collective.itemsize, lanes.out)
+                              piece.memory + nin * portion_bytes(collective, portion), lanes.out)
         if code == 0:
             step[0] = "event_record"
             code = gpu.event_record(piece.gone, lanes.out)
@@ -347,14 +350,20 @@ cdef void destroy_event(const hetccl_runtime_t* gpu, void* event) noexcept nogil
         gpu.event_destroy(event)
 
 
+cdef inline int64_t portion_bytes(Collective* collective, int64_t portion) noexcept nogil:
+    """Of a unit in a piece."""
+    return hetccl_portion_length(portion) * collective.portion * <int64_t>collective.itemsize
+
+
 cdef int copy_units(const hetccl_runtime_t* gpu, Collective* collective, int64_t portion, bint inward, uint8_t* place,
                     void* stream) noexcept nogil:
     """Copy a portion's units of IN to a piece, where they lie one after another at `place`, or those of OUT back."""
     cdef Passage* passage = collective.passage
     cdef const Part* parts = collective.in_parts if inward else collective.out_parts
     cdef uint8_t* base = collective.source if inward else collective.target
-    cdef int64_t itemsize = collective.itemsize, before = portion * collective.portion * itemsize
-    cdef int64_t stride = collective.portion * itemsize, nbytes
+    cdef int64_t itemsize = collective.itemsize
+    cdef int64_t before = hetccl_portion_begin(portion) * collective.portion * itemsize
+    cdef int64_t stride = portion_bytes(collective, portion), nbytes
     cdef int nunits = passage.nin if inward else passage.nout
     cdef uint8_t* there
     cdef int code = 0, i

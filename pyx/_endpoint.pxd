@@ -7,8 +7,9 @@ from hetccl._buffer cimport Span
 from hetccl._executor cimport Executor
 from hetccl._kernels cimport hetccl_reduce_fn
 from hetccl._layout cimport Part
+from hetccl._lists cimport Deferred
 from hetccl._program cimport Choice, Program
-from hetccl._request cimport Deferred, Request
+from hetccl._request cimport Request
 
 
 cdef enum:
@@ -40,6 +41,7 @@ cdef class Endpoint:
     cdef list choices                    # Choice by call (or in-place variant) and root; None until needed
     cdef Deferred deferred
     cdef Batch batch                     # open in some thread, or None
+    cdef bint crosses                    # there are several islands
     cdef bint check                      # HETCCL_CHECK
     cdef bint closed
 

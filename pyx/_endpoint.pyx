@@ -101,6 +101,11 @@ cdef class Batch:
                     request.go()
             except Exception as error:  # noqa: BLE001 - the calls before it have begun
                 first = first or error
+        try:
+            # Those between islands, which have been started in the order of the calls.
+            endpoint.deferred.flush(None)
+        except Exception as error:  # noqa: BLE001
+            first = first or error
         for request, status in calls:
             try:
                 request.await_end(status)
@@ -134,6 +139,7 @@ cdef class Endpoint:
         self.choices = [None] * (NCHOICES * self.size)
         self.check = settings.check
         self.deferred = Burst.__new__(Burst)
+        self.crosses = len(self.islands) > 1
 
     cdef int usable(self, int call) except -1:
         if self.closed:
@@ -155,6 +161,8 @@ cdef class Endpoint:
             self.deferred.flush(None)
         request = request_new(kind, self.executor, self.membership, call)
         request.stream = stream
+        if self.crosses:
+            request.others = self.deferred
         return request
 
     cdef bint is_in_batch(self) noexcept:
@@ -202,6 +210,7 @@ cdef class Endpoint:
         request.collective.target = <unsigned char*>target
         request.collective.count = count
         request.collective.portion = min(count, self.portion_of(plan, itemsize))
+        request.collective.grows = self.crosses
         request.collective.itemsize = itemsize
         return 0
 
@@ -227,10 +236,10 @@ cdef class Endpoint:
         return 0
 
     cdef int64_t portion_of(self, int plan, size_t itemsize) noexcept:
-        """Elements of a unit that run at once: of several islands the same on all ranks, whichever have GPU buffers,
-        whose portions overlap with the copies to and from pinned memory."""
+        """Elements of a unit in the first portion: of several islands the same on all ranks, whichever have GPU
+        buffers, whose portions overlap with the copies to and from pinned memory."""
         cdef int64_t nunits = 1 if plan in ONE_UNIT else self.size
-        if len(self.islands) == 1:
+        if not self.crosses:
             return INT64_MAX
         return max(<int64_t>1, PORTION_BYTES // nunits // <int64_t>itemsize)
 

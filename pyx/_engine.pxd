@@ -3,7 +3,8 @@
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from hetccl._board cimport Board
-from hetccl._mailbox cimport Mailbox, Message, Probed
+from hetccl._ferry cimport Ferry
+from hetccl._mailbox cimport Message, Probed
 from hetccl._passage cimport hetccl_ring_t
 from hetccl._program cimport Link
 from hetccl._progress cimport Progress
@@ -18,6 +19,8 @@ ctypedef struct Work:                    # what one call is about; lives inside 
     Message* messages
     int nmessages
     bint compared_only                   # a wait for it ends when the ranks' calls have been compared
+    bint matched_only                    # or when the message that is `awaited` has been matched
+    Message* awaited                     # the one of the messages that a wait is for; NULL: all
     Probed* probed                       # not NULL: the work is to find a message like messages[0], which is not posted
     int64_t idle_ns                      # since when a wait for it has seen nothing move; 0 while something does
     uint64_t moves                       # the engine's, at idle_ns
@@ -34,10 +37,11 @@ cdef class Engine:
     cdef readonly int nranks
     cdef Link* links                     # [traffic][send 0 | receive 1][peer]
     cdef Row row
-    cdef Mailbox mailbox
+    cdef Ferry mailbox
     cdef Progress progress               # its mutex guards row, mailbox, links and `broken`
     cdef bint broken                     # nothing is polled any more
-    cdef hetccl_ring_t* ring             # of calls on GPU buffers, whose streams wait for the engine; or NULL
+    cdef hetccl_ring_t* ring             # of collectives on GPU buffers, whose streams wait for the engine; or NULL.
+                                         # Those of messages are behind it
     cdef uint8_t* mask                   # nranks, of watch_over()
     cdef int64_t patience_ns             # how long nothing may move while a stream waits
     cdef int64_t watched_ns              # when the thread last looked at the ranks
@@ -63,6 +67,7 @@ cdef class Engine:
     # and without the GIL, as the thread has it.
     cdef void watch_over(self) noexcept nogil
     cdef int hopeless(self, int64_t now, int* culprit) noexcept nogil
+    cdef void serve_message(self, hetccl_ring_t* ring) noexcept nogil
     cdef void serve(self, hetccl_ring_t* ring, int64_t patience_ns) noexcept nogil
     # Why the traffic with a peer ended, for the fault word; status: a transport's.
     cdef int reason_of(self, int status, int peer) noexcept nogil

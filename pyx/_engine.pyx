@@ -11,7 +11,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from hetccl._board cimport Board
-from hetccl._mailbox cimport ANY, MESSAGE_COMPLETE, MESSAGE_FAILED, Message, mailbox_new
+from hetccl._ferry cimport ferry_new
+from hetccl._mailbox cimport ANY, MESSAGE_COMPLETE, MESSAGE_FAILED, MESSAGE_POSTED, Message
 from hetccl._mutex cimport hetccl_mutex_lock, hetccl_mutex_unlock
 from hetccl._progress cimport progress_close, progress_open, progress_stop
 from hetccl._passage cimport hetccl_ring_release
@@ -71,7 +72,7 @@ cdef class Engine:
                 for peer in range(self.nranks):
                     self.open_link(traffic, receive, peer)
         row_open(&self.row, self.nranks, self.link(COLLECTIVE, False), self.link(COLLECTIVE, True))
-        self.mailbox = mailbox_new(self.nranks, self.link(POINT_TO_POINT, False), self.link(POINT_TO_POINT, True))
+        self.mailbox = ferry_new(self.nranks, self.link(POINT_TO_POINT, False), self.link(POINT_TO_POINT, True))
         progress_open(&self.progress, poll_for_thread, <void*>self, self.mine)
         if self.wire is not None:
             self.wire.adopt(&self.progress.mutex, self.mine)
@@ -152,6 +153,10 @@ cdef class Engine:
         if self.mailbox.npending > 0 or self.mailbox.nbusy > 0:
             of_messages = self.mailbox.poll()
             status = of_messages if status == HETCCL_AGAIN else status
+        if self.mailbox.misfit != NOBODY:
+            # A stream would put into the user's memory what has not come.
+            self.break_off(HETCCL_REASON_LEFT, self.rank)
+            return HETCCL_MOVED
         return arrived if status == HETCCL_AGAIN else status
 
     cdef int reason_of(self, int status, int peer) noexcept nogil:
@@ -194,6 +199,9 @@ cdef class Engine:
     cdef bint has_ended(self, Work* work) noexcept nogil:
         if work.compared_only and work.collective.state > COLLECTIVE_CHECKING:
             return True
+        if work.awaited != NULL and work.awaited.state > MESSAGE_POSTED:
+            if work.matched_only or is_over(work.awaited.state):
+                return True
         if work.probed != NULL:
             return self.mailbox.probe(work.messages.peer, work.messages.tag, work.probed)
         # What has failed in part ends at once: a receive from anybody, say, may never come.
@@ -243,10 +251,21 @@ cdef class Engine:
         self.ring, self.patience_ns = ring, patience_ns
         hetccl_mutex_unlock(&self.progress.mutex)
 
+    cdef void serve_message(self, hetccl_ring_t* ring) noexcept nogil:
+        """Complete messages of one more ring."""
+        hetccl_mutex_lock(&self.progress.mutex)
+        ring.next = self.ring.next
+        self.ring.next = ring
+        if self.broken:
+            hetccl_ring_release(self.ring)
+        hetccl_mutex_unlock(&self.progress.mutex)
+
     cdef void watch_over(self) noexcept nogil:
         cdef int64_t now = hetccl_now_ns()
         cdef int reason, culprit = self.rank
-        if now - self.watched_ns < WATCH_NS or self.broken or self.row.head == NULL:
+        if now - self.watched_ns < WATCH_NS or self.broken:
+            return
+        if self.row.head == NULL and self.mailbox.ntransits == 0:
             return
         self.watched_ns = now
         reason = self.hopeless(now, &culprit)
@@ -254,14 +273,16 @@ cdef class Engine:
             self.break_off(reason, culprit)
 
     cdef int hopeless(self, int64_t now, int* culprit) noexcept nogil:
-        """Why nothing will ever come of the head of the row, for the fault word; 0: there is hope."""
+        """Why nothing will ever come of what streams wait for, for the fault word; 0: there is hope."""
         cdef uint64_t fault = hetccl_load(self.board.fault_word)
-        cdef int peer, lost = NOBODY
+        cdef int peer, lost = NOBODY, candidate = NOBODY
+        cdef bint stalled, waiting = False
         if fault != 0:
             culprit[0] = HETCCL_FAULT_CULPRIT(fault)
             return HETCCL_FAULT_REASON(fault)
         memset(self.mask, 0, self.nranks)
         row_blockers(&self.row, self.mask)
+        stalled = self.mailbox.mark_transits(self.mask)
         for peer in range(self.nranks):
             if not self.mask[peer] or peer == self.rank:
                 continue
@@ -269,13 +290,20 @@ cdef class Engine:
             # Only a connection tells of the end of a rank on another host.
             if self.board.is_far(peer):
                 self.wire.want(peer)
-            if self.board.gone(peer) != 0:
+            if self.board.gone(peer) == 0:
+                waiting = waiting or self.mask[peer] == 2
+            elif self.mask[peer] == 1:
                 lost = peer
+            else:
+                candidate = peer
+        if lost == NOBODY and not waiting:
+            lost = candidate
         # What it sent before it ended may have come since the last poll.
         if lost != NOBODY and self.poll_locked() == HETCCL_AGAIN:
             culprit[0] = lost
             return self.reason_of(HETCCL_EPEER, lost)
-        if self.moves != self.stuck_moves or self.row.head == NULL or self.row.head.state == COLLECTIVE_GATED:
+        stalled = stalled or self.row.head != NULL and self.row.head.state != COLLECTIVE_GATED
+        if self.moves != self.stuck_moves or not stalled:
             self.stuck_moves, self.stuck_ns = self.moves, now
         return HETCCL_REASON_TIMEOUT if now - self.stuck_ns > self.patience_ns else 0
 

@@ -1,9 +1,10 @@
 """Messages under way, messages set aside, and rows of them: what the mailbox keeps. The rows own nothing."""
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
+from hetccl._passage cimport Transit
 from hetccl._shm cimport hetccl_aside_t, hetccl_msg_t
 
 cdef enum:
@@ -25,6 +26,8 @@ ctypedef struct Held:                    # a message that was set aside; the mai
     size_t cost_nbytes                   # of memory
     bint whole                           # all of it is out of the link
     int status                           # 0, or the fault that kept it from becoming whole
+    bint cut                             # as of a Message
+    uint32_t number
 
 
 ctypedef struct HeldRow:
@@ -44,6 +47,11 @@ ctypedef struct Message:                 # one send or receive; the caller's, wh
     int status                           # of the transport, negative
     uint64_t order                       # the mailbox's: receives match in the order they were posted
     Held* held                           # the mailbox's, once matched with a message that was set aside; else NULL
+    Transit* transit                     # the caller's, of GPU memory; else NULL
+    bint cut                             # it goes in segments (_ferry); of one to receive, once matched
+    uint32_t number                      # the ferry's, which tells apart what is cut, on its way between two ranks
+    void* cargo                          # the ferry's
+    bint is_note                         # the ferry's, from another one
 
 
 ctypedef struct Row:                     # messages in order

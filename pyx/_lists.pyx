@@ -264,3 +264,22 @@ def look_until(requests, look):
 
 def with_messages(indices):
     return (None, None) if indices is None else (indices, [None] * len(indices))
+
+
+cdef class Deferred:
+    """Base of Burst."""
+
+    cdef int post(self, Lists request) except -1:
+        raise NotImplementedError
+
+    cdef int run(self, Lists last, bint heeded) except -1:
+        raise NotImplementedError
+
+    cdef int queue(self, Lists request) except -1:
+        raise NotImplementedError
+
+    cdef int flush(self, Lists last) except -1:
+        return self.flush_with([] if last is None else [last])
+
+    cdef int flush_with(self, list last) except -1:
+        raise NotImplementedError

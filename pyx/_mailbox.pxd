@@ -1,8 +1,7 @@
 """Point-to-point messages of one communicator, matched as MPI matches them."""
 
-cimport cython
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from hetccl._letters cimport (
     ANY, MESSAGE_COMPLETE, MESSAGE_FAILED, MESSAGE_IDLE, MESSAGE_MOVING, MESSAGE_POSTED, MESSAGE_TOO_LONG,
@@ -29,9 +28,14 @@ ctypedef struct Peer:
     int status                           # 0, or the fault that ended the traffic with this peer
     int error                            # its errno
     int place                            # in Mailbox.busy, or NOT_BUSY
+    # The ferry's:
+    Row departing                        # sends that are cut, as many as are under way
+    Row arriving                         # receives that have been matched with such
+    uint32_t ndeparted                   # messages sent that were cut
+    Message note                         # the one that comes now; its words
+    uint64_t[2] words
 
 
-@cython.final
 cdef class Mailbox:                      # all methods are called under the executor's mutex
     cdef int nranks
     cdef Link* send_links                # per peer; the executor's
@@ -48,6 +52,8 @@ cdef class Mailbox:                      # all methods are called under the exec
     cdef readonly size_t held_nbytes     # memory that messages set aside take
     cdef readonly int nlimited           # links that waited at the last poll because of the limit
     cdef readonly int npending           # messages under way
+    cdef readonly int ntransits          # those of them in GPU memory
+    cdef int misfit                      # who sent what does not have the length that a stream waits for, or NOBODY
 
     # Start a send or a receive. It may be final at once: its peer has failed, or the message set aside is too long.
     cdef void post(self, Message* message) noexcept nogil
@@ -83,9 +89,24 @@ cdef class Mailbox:                      # all methods are called under the exec
     cdef void fail(self, int rank, int status, int error) noexcept nogil
     cdef void refuse(self, Message* message, int rank) noexcept nogil
     cdef void finish(self, Message* message, int state, int status) noexcept nogil
+    cdef bint fits(self, Message* message, size_t nbytes) noexcept nogil
+
+    # Of messages that go in segments: the ferry does them.
+    cdef void depart(self, Message* message) noexcept nogil
+    cdef void take_in(self, Message* message, Held* held) noexcept nogil
+    cdef bint begin_special(self, int rank, hetccl_header_t* header) noexcept nogil
+    cdef bint move_cut(self, int rank) noexcept nogil
+    cdef void read_note(self, int rank) noexcept nogil
+
     cdef void work(self, int rank) noexcept nogil
     cdef void rest(self, int rank) noexcept nogil
 
 
 # The links stay the caller's, nranks of each direction, and live as long as the mailbox.
 cdef Mailbox mailbox_new(int nranks, Link* send_links, Link* recv_links)
+cdef int mailbox_open(Mailbox mailbox, int nranks, Link* send_links, Link* recv_links) except -1
+
+
+# Tags from here on are those of the ferry's messages, and no user's.
+cdef inline bint is_special(uint32_t tag) noexcept nogil:
+    return tag >> 31

@@ -6,15 +6,16 @@ then it is set aside. What a sender does not keep itself takes memory here, up t
 No GIL, no lock of its own (the executor's mutex is held), and nothing here waits: the executor polls.
 """
 
-cimport cython
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport calloc, free, malloc
 
 from hetccl._letters cimport append, first_of, free_held, hook, pop, remove, unhook
+from hetccl._passage cimport Transit, transit_complete
 from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_MOVED, HETCCL_MSG_NEW, HETCCL_MSG_POSTED
 
 cdef enum:
     NOT_BUSY = -1
+    NOBODY = -1
     # Memory for messages set aside, of one communicator.
     LIMIT_NBYTES = 67108864
     # Messages taken from one link before the others are looked at.
@@ -23,6 +24,11 @@ cdef enum:
 
 cdef Mailbox mailbox_new(int nranks, Link* send_links, Link* recv_links):
     cdef Mailbox mailbox = Mailbox.__new__(Mailbox)
+    mailbox_open(mailbox, nranks, send_links, recv_links)
+    return mailbox
+
+
+cdef int mailbox_open(Mailbox mailbox, int nranks, Link* send_links, Link* recv_links) except -1:
     cdef int rank
     mailbox.peers = <Peer*>calloc(max(nranks, 1), sizeof(Peer))
     mailbox.busy = <int*>calloc(max(nranks, 1), sizeof(int))
@@ -33,10 +39,10 @@ cdef Mailbox mailbox_new(int nranks, Link* send_links, Link* recv_links):
     for rank in range(nranks):
         mailbox.peers[rank].place = NOT_BUSY
     mailbox.limit_nbytes = LIMIT_NBYTES
-    return mailbox
+    mailbox.misfit = NOBODY
+    return 0
 
 
-@cython.final
 cdef class Mailbox:
     """Made by mailbox_new()."""
 
@@ -56,6 +62,10 @@ cdef class Mailbox:
         message.msg.done, message.msg.cell_done = 0, 0
         message.msg.state, message.msg.slot, message.msg.error = HETCCL_MSG_NEW, 0, 0
         self.npending += 1
+        self.ntransits += message.transit != NULL
+        if message.sending and message.cut:
+            self.depart(message)
+            return
         if message.sending:
             self.post_send(message)
             return
@@ -66,9 +76,10 @@ cdef class Mailbox:
                 return
             message.peer = probed.source
         message.tag = held.aside.tag
-        if held.aside.nbytes > message.capacity:
-            message.refused_nbytes = held.aside.nbytes
-            self.finish(message, MESSAGE_TOO_LONG, 0)
+        if not self.fits(message, held.aside.nbytes):
+            return
+        if held.cut:
+            self.take_in(message, held)
             return
         if message.held == NULL:
             self.bind(message, message.peer, held)
@@ -76,6 +87,18 @@ cdef class Mailbox:
         message.state = MESSAGE_MOVING
         append(&self.peers[message.peer].unloading, message)
         self.work(message.peer)
+
+    cdef bint fits(self, Message* message, size_t nbytes) noexcept nogil:
+        """Whether a message that has been matched may come; if not, the receive ends."""
+        cdef Transit* transit = message.transit
+        cdef bint is_exact = transit != NULL and not transit.open_length
+        if nbytes <= message.capacity and (not is_exact or nbytes == transit.nbytes):
+            return True
+        message.refused_nbytes = nbytes
+        if is_exact and self.misfit == NOBODY:
+            self.misfit = message.peer
+        self.finish(message, MESSAGE_TOO_LONG, 0)
+        return False
 
     cdef void post_send(self, Message* message) noexcept nogil:
         cdef Peer* peer = &self.peers[message.peer]
@@ -140,6 +163,8 @@ cdef class Mailbox:
         if peer.sent.first != NULL or peer.sends.first != NULL:
             moved = self.poll_sends(rank)
         moved |= self.poll_receives(rank)
+        if peer.departing.first != NULL or peer.arriving.first != NULL:
+            moved |= self.move_cut(rank)
         self.rest(rank)
         return moved
 
@@ -197,7 +222,8 @@ cdef class Mailbox:
                 moved |= self.advance_head(rank)
                 if peer.current != NULL or peer.filling != NULL:
                     break
-            elif peer.status < 0 or (peer.receives.first == NULL and self.anywhere.first == NULL):
+            elif peer.status < 0 or (peer.receives.first == NULL and self.anywhere.first == NULL
+                                     and peer.departing.first == NULL and peer.arriving.first == NULL):
                 break
             elif not self.begin_head(rank):
                 break
@@ -252,13 +278,13 @@ cdef class Mailbox:
             self.fail(rank, status, 0)
         if status != HETCCL_DONE:
             return status < 0
+        if is_special(header.tag):
+            return self.begin_special(rank, &header)
         message = self.match_posted(rank, &header)
         if message == NULL:
             return self.hold(rank, &header, False)
         message.peer, message.tag = rank, header.tag
-        if header.nbytes > message.capacity:
-            message.refused_nbytes = header.nbytes
-            self.finish(message, MESSAGE_TOO_LONG, 0)
+        if not self.fits(message, header.nbytes):
             return True
         message.msg.nbytes, message.msg.tag = header.nbytes, header.tag
         message.state = MESSAGE_MOVING
@@ -374,10 +400,16 @@ cdef class Mailbox:
         while peer.status == 0 and peer.current == NULL and peer.filling == NULL:
             if link.ops.peek(link.state, &header) != HETCCL_DONE:
                 break
-            if tag == ANY or tag == header.tag:
+            if is_special(header.tag):
+                if not self.begin_special(rank, &header):
+                    break
+                held_p[0] = self.find_held(rank, tag, probed)
+                if held_p[0] != NULL:
+                    return True
+            elif tag == ANY or tag == header.tag:
                 probed.source, probed.tag, probed.nbytes = rank, header.tag, header.nbytes
                 return True
-            if not self.hold(rank, &header, False):
+            elif not self.hold(rank, &header, False):
                 break
         return False
 
@@ -460,8 +492,31 @@ cdef class Mailbox:
         self.finish(message, MESSAGE_FAILED, self.peers[rank].status)
 
     cdef void finish(self, Message* message, int state, int status) noexcept nogil:
-        message.state, message.status = state, status
         self.npending -= 1
+        if message.transit != NULL:
+            self.ntransits -= 1
+            if state == MESSAGE_COMPLETE and not message.cut and message.transit.nportions > 0:
+                transit_complete(message.transit, 0)
+            if message.transit.ring != NULL:
+                message.transit.ring.taken = False
+        message.state, message.status = state, status
+        if message.is_note and state == MESSAGE_COMPLETE:
+            self.read_note(message.peer)
+
+    cdef void depart(self, Message* message) noexcept nogil:
+        pass
+
+    cdef void take_in(self, Message* message, Held* held) noexcept nogil:
+        pass
+
+    cdef bint begin_special(self, int rank, hetccl_header_t* header) noexcept nogil:
+        return False
+
+    cdef bint move_cut(self, int rank) noexcept nogil:
+        return False
+
+    cdef void read_note(self, int rank) noexcept nogil:
+        pass
 
     cdef void work(self, int rank) noexcept nogil:
         """Put a peer among those that poll() looks at."""
@@ -476,7 +531,7 @@ cdef class Mailbox:
         cdef int last
         if (peer.place == NOT_BUSY or peer.current != NULL or peer.filling != NULL or peer.receives.first != NULL
                 or peer.landing.first != NULL or peer.unloading.first != NULL or peer.sends.first != NULL
-                or peer.sent.first != NULL):
+                or peer.sent.first != NULL or peer.departing.first != NULL or peer.arriving.first != NULL):
             return
         self.nbusy -= 1
         last = self.busy[self.nbusy]

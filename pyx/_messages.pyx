@@ -107,7 +107,7 @@ cdef class Messages(Movements):
             span_of(buf, &request.send, "buf", False, 1)
         self.post_send(request, dest, tag, "tag", PLAIN)
         self.aim_messages(request, False)
-        if request.work.nmessages > 0:
+        if request.work.nmessages > 0 and not request.crosses:
             task = Deliver.__new__(Deliver)
             task.letter, task.executor, task.membership = request.letters[0], self.executor, self.membership
             request.work.nmessages = 0
@@ -194,7 +194,7 @@ cdef class Messages(Movements):
             span_of(buf, &request.recv, "buf", True, 1)
         if not self.is_nobody(dest):
             request.post(True, self.rank_of(dest, "dest"), tag_of(sendtag, "sendtag"), &request.recv, PLAIN)
-        if not self.is_nobody(dest) and not self.place(request):
+        if not self.is_nobody(dest) and not self.place(request) and not request.crosses:
             task = Move.__new__(Move)
             task.first, task.source, task.layout, task.nbytes = True, letter.ptr, letter.layout, letter.nbytes
             task.target = letter.ptr = temporary(request, letter.nbytes)

@@ -24,18 +24,25 @@ cdef extern from "hetccl/ring.h" nogil:
         void* gone
 
     ctypedef struct hetccl_ring_t:
+        hetccl_ring_t* next
         hetccl_ring_piece_t* pieces           # HETCCL_RING_PIECES
         uint64_t ntaken
         hetccl_rank_block_t* bell
         int* lost
+        int taken
 
     hetccl_ring_piece_t* hetccl_ring_piece(hetccl_ring_t* ring, uint64_t use)
     uint32_t hetccl_ring_serial(uint64_t use)
     bint hetccl_ring_is_open(hetccl_ring_t* ring, uint64_t use)
+    uint32_t hetccl_ring_gate(hetccl_ring_t* ring, int place)
     void hetccl_ring_complete(hetccl_ring_t* ring, uint64_t use)
     void hetccl_piece_arrive(void* piece)
     void hetccl_ring_mute(hetccl_ring_t* ring)
     void hetccl_ring_release(hetccl_ring_t* ring)
+
+    int64_t hetccl_portion_length(int64_t number)
+    int64_t hetccl_portion_begin(int64_t number)
+    int64_t hetccl_portions(int64_t count, int64_t first)
 
 
 ctypedef struct Passage:                 # of a call on GPU memory, besides its Collective, with the GPU's pointers
@@ -53,6 +60,36 @@ ctypedef struct Passage:                 # of a call on GPU memory, besides its 
 
 cdef enum:
     NO_UNIT = -1
+
+
+ctypedef struct Transit:                 # of a message in GPU memory, besides its Message
+    hetccl_ring_t* ring
+    uint64_t first                       # the use of a piece that the first portion is, piece 0's; the others follow
+    uint32_t[4] gates                    # how often each piece's gate had been opened before
+    bint sending
+    int64_t nportions
+    size_t portion                       # bytes, but in the last
+    size_t nbytes                        # that are sent, or that must come
+    bint open_length                     # to receive: nothing is queued yet, so that less may come as well
+    bint queued                          # a stream has the copies
+
+
+# Where a byte of the message lies in pinned memory, with those of its portion.
+cdef inline uint8_t* transit_place(const Transit* transit, size_t at) noexcept nogil:
+    return hetccl_ring_piece(transit.ring, transit.first + at // transit.portion).memory + at % transit.portion
+
+
+# Whether that memory may be used: what is sent has come, or what was received there before has gone.
+cdef inline bint transit_is_open(const Transit* transit, size_t at) noexcept nogil:
+    cdef uint64_t number = at // transit.portion
+    cdef int place = number % HETCCL_RING_PIECES
+    cdef uint32_t opened = hetccl_ring_gate(transit.ring, place) - transit.gates[place]
+    return opened >= <uint32_t>(number // HETCCL_RING_PIECES + transit.sending)
+
+
+# Let the stream have a portion that was received, or its memory back.
+cdef inline void transit_complete(const Transit* transit, size_t at) noexcept nogil:
+    hetccl_ring_complete(transit.ring, transit.first + at // transit.portion)
 
 
 # Whether the input of a portion has arrived.

@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t
 
 from hetccl._buffer cimport Span
-from hetccl._crossing cimport Crossing
+from hetccl._crossing_messages cimport MessageCrossing
 from hetccl._endpoint cimport Endpoint
 from hetccl._launch cimport Launch
 from hetccl._mr_cache cimport hetccl_mr_range_t
@@ -16,7 +16,7 @@ from hetccl._watched cimport WatchedComm
 
 cdef class Placement(Endpoint):
     cdef VendorComm vendor               # runs calls on device buffers; None until the first, and between islands
-    cdef Crossing crossing               # has the engine run them, between islands; None until the first
+    cdef MessageCrossing crossing             # has the engine run them, between islands; None until the first
     cdef WatchedComm gpu                 # whichever of the two there is
     cdef set registrations               # Registration; those that may be in use
     cdef VendorComm host_vendor          # runs some calls on host buffers (HETCCL_HOST_CCL), or None
@@ -37,9 +37,8 @@ cdef class Placement(Endpoint):
     cdef int fill_launch(self, Request request, int root, void* source, void* target, int64_t count, size_t itemsize,
                          bint in_place) except -1
     cdef int aim_across(self, Request request, int root, bint in_place) except -1
-    cdef str names_of_islands(self)
     cdef int aim_comparison(self, Request request) except -1
-    # Let the library run the request's messages if they are device memory. in_place: one arrives where one is sent.
+    # Let the library run the request's messages if they are device memory, or between islands the engine. in_place: one arrives where one is sent.
     cdef int aim_messages(self, Request request, bint in_place) except -1
     # Meet the other ranks in the vendor's library. A collective.
     cdef int connect(self, int kind, object device, int call) except -1

@@ -18,10 +18,11 @@ from hetccl._array cimport DEVICE_UNKNOWN
 from hetccl._buffer cimport dtype_name, is_in_place, span_clear, span_ends_before, span_of, span_release
 from hetccl._calls cimport (
     ALLGATHER, ALLGATHERV, ALLREDUCE, ALLTOALL, ALLTOALLV, ALLTOALLW, BARRIER, BCAST, CONNECT, EXSCAN, GATHER, GATHERV,
-    NCOLLECTIVES, RECV, REDUCE, REDUCE_SCATTER, REDUCE_SCATTER_BLOCK, SCATTER, SCATTERV, SEND,
+    RECV, REDUCE, REDUCE_SCATTER, REDUCE_SCATTER_BLOCK, SCATTER, SCATTERV, SEND,
 )
-from hetccl._crossing cimport crossing_new
+from hetccl._crossing_messages cimport crossing_new
 from hetccl._endpoint cimport has_ended
+from hetccl._ferry cimport LONGEST_WHOLE
 from hetccl._launch cimport NO_PEER, Launch, launch_run
 from hetccl._layout cimport Part
 from hetccl._mailbox cimport ANY
@@ -103,10 +104,6 @@ cdef class Placement(Endpoint):
                 device = self.membership.device_of(VENDORS.get(kind), <uintptr_t>span.ptr)
             self.connect(kind, device, request.work.call)
         request.crosses = self.crossing is not None
-        if request.crosses and request.work.call >= NCOLLECTIVES:
-            raise NotImplementedError(f"{CALLS[request.work.call]}: messages in GPU memory stay inside one island in "
-                                      f"this version, and there are {len(self.islands)}: {self.names_of_islands()}. "
-                                      "Copy to host buffers, or use a collective")
         for i in range(2):
             if spans[i].owner != NULL:
                 self.check_device(spans[i], "buf" if request.work.call in ONE_BUFFER else NAMES_OF_SPANS[i])
@@ -306,7 +303,12 @@ cdef class Placement(Endpoint):
             if request.send.kind == HETCCL_MEM_HOST and request.recv.kind == HETCCL_MEM_HOST:
                 refuse_stream(request.stream)
             return 0
-        if not self.place(request):
+        if not self.place(request) and not request.crosses:
+            for i in range(request.work.nmessages if self.crosses else 0):
+                request.letters[i].cut = request.letters[i].sending and request.letters[i].nbytes > LONGEST_WHOLE
+            return 0
+        if request.crosses:
+            request.launch.in_place, request.deferred = in_place, self.deferred
             return 0
         self.fill_launch(request, 0, NULL, NULL, 0, 1, in_place)
         request.launch.dest = request.launch.source_rank = NO_PEER
@@ -335,9 +337,6 @@ cdef class Placement(Endpoint):
         else:
             self.gpu = self.vendor = self.membership.open_island(name, device, self._exchange, CALLS[call])
         return 0
-
-    cdef str names_of_islands(self):
-        return ", ".join(f"{island.label} (ranks {list(island.ranks)})" for island in self.islands)
 
     def _exchange(self, bytes mine):
         """Every rank's bytes, in rank order, by the engine."""
@@ -382,6 +381,10 @@ cdef class Placement(Endpoint):
                 (<WatchedComm>vendor).unlock()
         self.deferred.flush(None)
         for request in list(self.executor.inflight.values()):
+            if request.crosses and request.deferred is not None and not request.vendor.lost:
+                # What was sent lies in this rank's memory until its receiver takes it.
+                request.work.awaited = NULL
+                self.executor.wait(&request.work)
             if request.is_queued() and not request.crosses and request.event != NULL and not request.vendor.lost:
                 mark_await(request.vendor, request.event, request.work.call)
         if self.crossing is not None:

@@ -8,7 +8,7 @@ import os
 from libc.stdint cimport uint8_t, uint64_t
 
 from hetccl._board cimport Board
-from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK
+from hetccl._calls cimport ANY_CALL, CALL_BITS, CALL_MASK, SENDRECV
 from hetccl._engine cimport Work, failed_message
 from hetccl._mailbox cimport Message
 from hetccl._rail cimport HETCCL_ENETWORK, direct_text
@@ -119,6 +119,15 @@ cdef class Reporter(Engine):
         raise LibraryError(f"{call}: reading {msg.nbytes} bytes from rank {peer}'s memory: {os.strerror(msg.error)} "
                            "(HETCCL_SINGLE_COPY=off avoids process_vm_readv)",
                            call=call, code=msg.error, rank=self.rank, peer=peer)
+
+    cdef object wrong_length(self, Work* work, const Message* message):
+        what = "recvbuf" if work.call == SENDRECV else "buf"
+        text = (f"{CALLS[work.call]}: {what}: the message from rank {message.peer} has {message.refused_nbytes} bytes, "
+                f"the buffer {message.capacity}")
+        if self.mailbox.misfit < 0:
+            return ValueError(f"{text}. It was left there")
+        return ValueError(f"{text}, and a stream waits for as many: give a buffer of the message's length, or Recv a "
+                          "status. The communicator cannot be used any more")
 
     cdef tuple describe_head(self, Work* work, int status, int peer, hetccl_msg_t* msg):
         """(what a peer's link brings, what this rank expects), for a collective whose messages do not fit."""

@@ -9,9 +9,9 @@ from hetccl._engine cimport Work
 from hetccl._executor cimport Executor
 from hetccl._launch cimport Launch
 from hetccl._layout cimport Part, hetccl_layout_t
-from hetccl._lists cimport Lists, Task
+from hetccl._lists cimport Deferred, Lists, Task
 from hetccl._mailbox cimport Message
-from hetccl._passage cimport Passage
+from hetccl._passage cimport Passage, Transit
 from hetccl._row cimport Collective
 from hetccl._runtime cimport hetccl_runtime_t
 from hetccl._watched cimport WatchedComm
@@ -25,6 +25,7 @@ ctypedef struct Letter:                  # what a Message is made of, at each st
     const hetccl_layout_t* layout
     size_t nbytes                        # to send, or room
     int flags                            # enum hetccl_msg_flags
+    bint cut                             # it is sent in segments
 
 
 cdef class Request(Lists):
@@ -33,6 +34,7 @@ cdef class Request(Lists):
     cdef Work work
     cdef Collective collective
     cdef Message messages[2]
+    cdef Transit transits[2]             # of messages in device memory that cross
     cdef Letter letters[2]
     cdef int receives                    # which of the messages is received; -1: none
     cdef bint from_nobody                # a receive from PROC_NULL
@@ -53,6 +55,7 @@ cdef class Request(Lists):
     cdef int device
     cdef void* event                     # marks the end of the library's work; owned. NULL: not yet needed
     cdef Deferred deferred               # of messages in device memory, else None
+    cdef Deferred others                 # the communicator's, which a wait must not leave waiting; None: one island
     cdef bint pending                    # among those of `deferred`
     cdef object failure                  # what queueing the messages raised, or None
     cdef bint library_holds              # the array library reuses the buffers' memory only in the stream's order
@@ -73,7 +76,10 @@ cdef class Request(Lists):
     cdef int compare(self) except -1
     cdef int hold(self) except -1
     cdef int queue_now(self) except -1
-    cdef int await_queueing(self) except -1
+    cdef int queue_others(self) except -1
+    cdef void build_messages(self) noexcept
+    cdef bint heeds_engine(self, object status) noexcept
+    cdef bint is_done_well(self) except -1
     cdef bint is_let_go(self) except -1
     cdef Request go(self)
     cdef int run(self, object status) except -1
@@ -87,15 +93,6 @@ cdef class Request(Lists):
     cdef bint tried(self) except -1
     cdef int drop(self) except -1
     cdef void release(self) noexcept
-
-
-# Messages in device memory that have been started and not queued yet. On a stream each would wait for its peer's, so
-# those that a rank starts together go as one group, when one of them is waited for or another call comes.
-cdef class Deferred:
-    cdef list requests
-
-    cdef int flush(self, Request last) except -1  # last: a message to go with them, or None
-    cdef int flush_with(self, list last) except -1  # last: calls of a group
 
 
 cdef class Prequest(Request):

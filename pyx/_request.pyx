@@ -4,15 +4,12 @@ It owns the C state that the engine works on, and holds the user's buffers until
 is held but for the waits of the executor. A request that the user drops is kept by the executor's `inflight` meanwhile.
 """
 
-import time
-
 from libc.stdlib cimport free
 from libc.string cimport memset
 
 from hetccl._agree cimport check_close, check_error
 from hetccl._abi cimport HETCCL_MEM_HOST
 from hetccl._buffer cimport span_release
-from hetccl._calls cimport SENDRECV
 from hetccl._crossing cimport Crossing
 from hetccl._engine cimport has_failed, is_final
 from hetccl._launch cimport launch_run
@@ -24,7 +21,7 @@ from hetccl._stream cimport stream_for
 from hetccl._vendor cimport VendorComm
 
 from hetccl._calls import CALLS
-from hetccl.errors import CommClosed, CommTimeout
+from hetccl.errors import CommClosed
 
 cdef Request request_new(type kind, Executor executor, object membership, int call):
     # Named classes: Cython makes these without a look at the type's attributes.
@@ -35,9 +32,6 @@ cdef Request request_new(type kind, Executor executor, object membership, int ca
     request.persistent = kind is Prequest
     return request
 
-
-# Between two looks at whether another thread has queued a message.
-QUEUEING_S = 1e-4
 
 # Requests that ended before the library was done with their buffers, and those buffers; see outlive().
 cdef list abandoned = []
@@ -81,27 +75,13 @@ cdef class Request(Lists):
 
     cdef bint begin(self, bint waits) except -1:
         """Start it; True if it is complete already."""
-        cdef Message* message
-        cdef Letter* letter
-        cdef int i
         if self.tasks is not None:
             for task in self.tasks:
                 (<Task>task).before()
         if self.vendor is not None and (self.blocking or self.is_queued()):
             return self.begin_launch(waits)
         self.collective.state = COLLECTIVE_IDLE
-        for i in range(self.work.nmessages):
-            letter, message = &self.letters[i], &self.messages[i]
-            if not self.bound:
-                memset(message, 0, sizeof(Message))
-                message.sending, message.peer, message.tag = letter.sending, letter.peer, letter.tag
-            message.msg.ptr, message.msg.layout, message.msg.flags = letter.ptr, letter.layout, letter.flags
-            message.msg.tag = 0 if letter.tag == ANY else <unsigned int>letter.tag
-            if letter.sending:
-                message.msg.nbytes = letter.nbytes
-            else:
-                message.capacity = letter.nbytes
-        self.bound = False
+        self.build_messages()
         self.active = True
         if self.work.collective == NULL and self.work.nmessages == 0:
             return True
@@ -110,6 +90,30 @@ cdef class Request(Lists):
         except BaseException:
             self.active = False
             raise
+
+    cdef int queue_others(self) except -1:
+        """Messages in device memory that this one's end may depend on."""
+        if self.others is not None and self.others.requests:
+            self.others.flush(None)
+        return 0
+
+    cdef void build_messages(self) noexcept:
+        cdef Message* message
+        cdef Letter* letter
+        cdef int i
+        for i in range(self.work.nmessages):
+            letter, message = &self.letters[i], &self.messages[i]
+            if not self.bound:
+                memset(message, 0, sizeof(Message))
+                message.sending, message.peer, message.tag = letter.sending, letter.peer, letter.tag
+            message.cut = letter.cut
+            message.msg.ptr, message.msg.layout, message.msg.flags = letter.ptr, letter.layout, letter.flags
+            message.msg.tag = 0 if letter.tag == ANY else <unsigned int>letter.tag
+            if letter.sending:
+                message.msg.nbytes = letter.nbytes
+            else:
+                message.capacity = letter.nbytes
+        self.bound = False
 
     cdef bint is_queued(self) noexcept:
         return self.vendor is not None and self.vendor.runtime.kind != HETCCL_MEM_HOST
@@ -202,9 +206,10 @@ cdef class Request(Lists):
     cdef Request go(self):
         """Start it and leave it to the engine."""
         if self.deferred is not None:
+            self.choose_stream()
+            self.deferred.post(self)
             self.active = self.pending = True
             self.failure = None
-            self.choose_stream()
             self.deferred.requests.append(self)
             self.hold()
         elif not self.begin(False):
@@ -217,7 +222,7 @@ cdef class Request(Lists):
         """Start it and wait: a blocking call."""
         try:
             if self.deferred is not None:
-                self.deferred.flush(self)
+                self.deferred.run(self, status is not None)
             elif not self.begin(True):
                 self.executor.wait(&self.work)
         except BaseException:
@@ -243,35 +248,36 @@ cdef class Request(Lists):
         if self.is_queued():
             self.queue_now()
             done = self.event == NULL or mark_is_reached(self.vendor, self.event, self.work.call)
+            if done and self.heeds_engine(None):
+                done = self.executor.poll_once(&self.work)
             return done and self.conclude() == 0
+        self.queue_others()
         return not self.is_engaged() or self.executor.poll_once(&self.work)
 
     cdef int conclude(self) except -1:
         """The stream is past it; but that may be because the communicator has broken."""
-        if self.crosses and not (self.executor.has_let_go(&self.work) and self.collective.state == COLLECTIVE_DONE):
+        if self.crosses and not self.is_done_well():
             self.vendor.usable(CALLS[self.work.call])
         return 0
+
+    cdef bint is_done_well(self) except -1:
+        if not self.executor.has_let_go(&self.work):
+            return False
+        return self.collective.state == COLLECTIVE_DONE or self.work.collective == NULL and not has_failed(&self.work)
+
+    cdef bint heeds_engine(self, object status) noexcept:
+        """Whether the call ends with a message, not with what its stream does: what is received has its tag and length
+        from there, and a synchronous send ends there."""
+        if self.work.awaited == NULL or is_final(&self.work):
+            return False
+        return self.receives < 0 or not self.blocking or status is not None
 
     cdef int queue_now(self) except -1:
         """A message in device memory may still be deferred, or have failed with others."""
         if self.pending:
-            self.deferred.flush(None)
-            self.await_queueing()
+            self.deferred.queue(self)
         if self.failure is not None:
             raise self.failure
-        return 0
-
-    cdef int await_queueing(self) except -1:
-        """Another thread may be queueing the message."""
-        cdef str name = CALLS[self.work.call]
-        cdef double until = time.monotonic() + self.vendor.timeout_s
-        while self.pending:
-            self.vendor.lock(name)
-            self.vendor.unlock()
-            time.sleep(QUEUEING_S)
-            if time.monotonic() > until:
-                raise CommTimeout(f"{name}: another thread, or what a signal handler interrupted, has been queueing "
-                                  f"the message for {self.vendor.timeout_s:g} s (HETCCL_TIMEOUT)", call=name)
         return 0
 
     cdef int await_end(self, object status) except -1:
@@ -281,10 +287,13 @@ cdef class Request(Lists):
         try:
             if self.is_queued():
                 self.queue_now()
+                if self.heeds_engine(status):
+                    executor.wait(&self.work)
                 if self.event != NULL and not self.blocking:
                     mark_await(self.vendor, self.event, self.work.call)
                     self.conclude()
             elif self.is_engaged():
+                self.queue_others()
                 executor.wait(&self.work)
         except BaseException:
             self.outlive()
@@ -316,9 +325,7 @@ cdef class Request(Lists):
         if self.receives >= 0:
             message = &self.messages[self.receives]
             if message.state == MESSAGE_TOO_LONG:
-                prefix = "recv" if self.work.call == SENDRECV else ""
-                raise ValueError(f"{CALLS[self.work.call]}: {prefix}buf: the message from rank {message.peer} has "
-                                 f"{message.refused_nbytes} bytes, the buffer {message.capacity}. It was left there")
+                raise self.executor.wrong_length(&self.work, message)
         return 0
 
     cdef int fill(self, object status) except -1:
@@ -327,7 +334,7 @@ cdef class Request(Lists):
             self.membership.fill_status(status, self.membership.proc_null, self.membership.any_tag, 0)
         elif self.receives < 0:
             status_clear(status)
-        elif self.vendor is not None:
+        elif self.vendor is not None and not self.crosses:
             tag = self.letters[self.receives].tag
             self.membership.fill_status(status, self.launch.source_rank, self.membership.any_tag if tag == ANY else tag,
                                         self.launch.room)
@@ -342,6 +349,8 @@ cdef class Request(Lists):
         self.active = False
         if executor is None or self.blocking and self.held:
             return 0  # the stream may still be at work; hold() of a later call lets go
+        if self.held and self.crosses and not executor.has_let_go(&self.work):
+            return 0  # likewise: what was sent lies in pinned memory
         if self.held:
             self.held = False
             executor.inflight.pop(id(self), None)
@@ -413,8 +422,7 @@ cdef class Request(Lists):
         Source : MPI 4.1, section 3.7.3
         """
         if self.pending:
-            self.deferred.flush(None)
-            self.await_queueing()
+            self.deferred.queue(self)
         self.persistent = self.active = False
         if self.held:
             self.executor = None
@@ -457,16 +465,6 @@ cdef class Request(Lists):
         except BaseException:
             self.drop()
             raise
-
-
-cdef class Deferred:
-    """Base of Burst."""
-
-    cdef int flush(self, Request last) except -1:
-        return self.flush_with([] if last is None else [last])
-
-    cdef int flush_with(self, list last) except -1:
-        raise NotImplementedError
 
 
 cdef class Prequest(Request):

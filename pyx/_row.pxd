@@ -34,7 +34,8 @@ ctypedef struct Collective:              # one call. Its owner keeps it, and all
     const Part* in_parts                 # units with places and lengths of their own; else NULL, as out_parts
     const Part* out_parts
     int64_t count                        # elements of a unit, of the longest where there are parts
-    int64_t portion                      # elements of a unit that run at once
+    int64_t portion                      # elements of a unit that run at once, in the first portion
+    bint grows                           # portions grow with their number (include/hetccl/ring.h)
     size_t itemsize
     hetccl_reduce_fn reduce              # NULL: data are only moved
     int divisor                          # AVG: by what the last step divides
@@ -49,6 +50,7 @@ ctypedef struct Row:
     Collective* tail
     Collective* failed                   # what ended the row, or NULL
     uint64_t number                      # collectives entered
+    int64_t nth                          # the head's portion at work, from 0
     int nranks
     Link* send_links                     # per peer, as recv_links; the executor's
     Link* recv_links

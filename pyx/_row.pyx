@@ -8,7 +8,9 @@ from libc.stdlib cimport calloc, free, malloc
 
 from hetccl._agree cimport check_holds
 from hetccl._calls cimport ANY_CALL, CALL_BITS
-from hetccl._passage cimport passage_complete, passage_enter, passage_is_open
+from hetccl._passage cimport (
+    hetccl_portion_length, hetccl_portions, passage_complete, passage_enter, passage_is_open,
+)
 from hetccl._program cimport FETCH_BYTES, Program, run_blockers, run_poll, run_reset
 from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_ENOMEM, HETCCL_MOVED
 
@@ -77,9 +79,9 @@ cdef inline int advance(Row* row, Collective* head) noexcept nogil:
     if head.state == COLLECTIVE_QUEUED:
         return HETCCL_DONE
     if head.state == COLLECTIVE_GATED:
-        if not passage_is_open(head.passage, row.run.skip[0] // head.portion):
+        if not passage_is_open(head.passage, row.nth):
             return HETCCL_AGAIN
-        passage_enter(head.passage, &row.run, row.run.skip[0] // head.portion, head.portion)
+        passage_enter(head.passage, &row.run, row.nth, length_of(head, row.nth))
         run_reset(&row.run, <Program>head.program, row.nranks)
         head.state = COLLECTIVE_RUNNING
     return run_poll(&row.run)
@@ -96,7 +98,8 @@ cdef int next_part(Row* row, Collective* head) noexcept nogil:
         return HETCCL_DONE
     if head.state == COLLECTIVE_RUNNING:
         if head.passage != NULL and run.skip[0] + run.count < head.count:
-            passage_complete(head.passage, run.skip[0] // head.portion)
+            passage_complete(head.passage, row.nth)
+        row.nth += 1
         run.skip[0] += run.count
         run.skip[1] += run.count
     else:
@@ -106,7 +109,7 @@ cdef int next_part(Row* row, Collective* head) noexcept nogil:
     if run.skip[0] >= head.count:
         head.state = COLLECTIVE_DONE
         return HETCCL_DONE
-    run.count = min(head.portion, head.count - run.skip[0])
+    run.count = min(length_of(head, row.nth), head.count - run.skip[0])
     if head.passage != NULL:
         head.state = COLLECTIVE_GATED
         return HETCCL_MOVED
@@ -129,13 +132,22 @@ cdef int begin_check(Row* row, Collective* head) noexcept nogil:
     return HETCCL_MOVED
 
 
+cdef inline int64_t length_of(Collective* head, int64_t nth) noexcept nogil:
+    """Elements of a unit in a portion, the last of which may be shorter."""
+    return head.portion * hetccl_portion_length(nth) if head.grows else head.portion
+
+
 cdef int begin(Row* row, Collective* head) noexcept nogil:
     cdef Run* run = &row.run
-    if prepare(row, <Program>head.program, <size_t>head.portion * head.itemsize) < 0:
+    cdef int64_t longest = head.portion
+    if head.grows and head.count > 0:
+        longest = min(head.count, length_of(head, hetccl_portions(head.count, head.portion) - 1))
+    if prepare(row, <Program>head.program, <size_t>longest * head.itemsize) < 0:
         return -1
+    row.nth = 0
     run.base[0], run.base[1] = head.source, head.target
     run.parts[0], run.parts[1] = head.in_parts, head.out_parts
-    run.unit_stride[0], run.unit_stride[1], run.unit_stride[2] = head.count, head.count, head.portion
+    run.unit_stride[0], run.unit_stride[1], run.unit_stride[2] = head.count, head.count, longest
     run.itemsize, run.reduce, run.divisor = head.itemsize, head.reduce, head.divisor
     run.past_cache = head.past_cache
     run.tag = head.tag
