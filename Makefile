@@ -16,7 +16,7 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-long build lint docs bench test-gpu test-rdma environment clean
+.PHONY: help demo test test-long build lint docs bench test-gpu test-rdma test-slurm test-launch environment clean
 
 help: ## what there is to make (the default)
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -68,6 +68,17 @@ test-rdma: build ## run all tests over Soft-RoCE, in virtual machines (root the 
 	@$(SETUP) test
 	@$(RUN) python tests/softroce/vm.py --setup
 	@$(RUN) python -m pytest tests/softroce --rdma $(ARGS)
+
+test-slurm: build ## run the scripts of slurm/ on a Slurm in namespaces of this machine (root: installs Slurm)
+	@$(SETUP) test launch
+	@$(RUN) python tests/slurm/cluster.py
+	@$(RUN) python tests/hosts.py login cuda0 cuda1 rocm0 rocm1 -- python -m pytest tests/slurm $(ARGS)
+
+test-launch: build ## run each mpirun, Intel MPI's too, across hosts that are namespaces of this machine (root)
+	@$(SETUP) test launch
+	@$(RUN) python -m pytest tests/test_each_mpi.py $(ARGS)
+	@$(RUN) python tests/hosts.py node0 node1 -- python -m pytest tests/test_each_mpi.py \
+	    --hosts node0,node1 -k "collectives or one_rank" $(ARGS)
 
 clean: ## remove all that was set up and built
 	rm -rf .venv .mpi build docs/_build hetccl/*.so pyx/*.c
