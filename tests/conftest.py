@@ -17,7 +17,9 @@ def pytest_addoption(parser):
     parser.addoption("--rdma", action="store_true", help="run the long tests over Soft-RoCE, too (make test-rdma)")
     parser.addoption("--transport", help="run the ranks of all jobs with this HETCCL_TRANSPORT, such as tcp")
     parser.addoption("--fake-verbs", action="store_true", help="the ranks' libibverbs is tests/fakes/fakeverbs.c")
-    parser.addoption("--hosts", help="deal the ranks of all jobs out to these hosts of tests/hosts.py, such as node0,node1")
+    parser.addoption(
+        "--hosts", help="deal the ranks of all jobs out to these hosts of tests/hosts.py, such as node0,node1"
+    )
     parser.addoption("--full", action="store_true", help="run the whole product of the exactness matrix (hours)")
 
 

@@ -135,7 +135,9 @@ class Cluster:
         (self.folder / "state").mkdir(parents=True)
         kinds = {kind: ",".join(name for name in self.nodes if name.startswith(kind)) for kind in FLAGS}
         nodes = "\n".join(NODE.format(name=name) for name in self.nodes)
-        gres = [GRES.format(name=name, folder=self.folder, flags=FLAGS[name.rstrip("0123456789")]) for name in self.nodes]
+        gres = [
+            GRES.format(name=name, folder=self.folder, flags=FLAGS[name.rstrip("0123456789")]) for name in self.nodes
+        ]
         files = {
             "slurm.conf": CONF.format(login=self.login, folder=self.folder, nodes=nodes, **kinds),
             "gres.conf": "\n".join([*gres, ""]),

@@ -24,7 +24,7 @@ COUNT = 1023
 # Which of Slurm's plug-ins each MPI meets its ranks through.
 PMI = {"openmpi": "pmix", "mpich": "pmi2", "intel": "pmi2"}
 WHEEL = ROOT / ".mpi" / "intel" / "wheel" / "lib"
-# A PMIx server that has munge tells its clients to prefer it; Open MPI's wheel has no such plug-in, and says so at length.
+# A PMIx server with munge tells its clients to prefer it; Open MPI's wheel has no such plug-in, and says so at length.
 SETTINGS = {
     "openmpi": {"PMIX_SECURITY_MODE": "native"},
     "mpich": {},
@@ -52,7 +52,7 @@ def slurm():
 
 
 class Site:
-    """A user's folder on the cluster: `path` has slurm/ and examples/, and a virtual environment for each kind of node."""
+    """A user's folder on the cluster: `path` has slurm/, examples/ and a virtual environment for each kind of node."""
 
     def __init__(self, path, mpi="openmpi"):
         self.path, self.mpi = path, mpi
@@ -123,6 +123,23 @@ def test_cpu(slurm, site):
     assert {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel"}[site.mpi] in ranks[0]["library"]
 
 
+@ALL
+def test_one_node(slurm, site):
+    options = ["--partition=rocm", "--nodes=1"]
+    job = slurm.submit(site.path, "slurm/cpu.sbatch", PROGRAM, "found", options=options, env=site.env)
+    verify(job, site, ["rocm0", "rocm0"], [["node0", [0, 1]]])
+
+
+@ALL
+def test_mpirun_inside_a_job(slurm, site):
+    script = site.path / "mpirun.sbatch"
+    start = f"slurm/with cpu {mpis()[site.mpi].path} -n 4 python"
+    script.write_text(f"#!/bin/bash\n{start} slurm/check.py && {start} {PROGRAM} found\n")
+    options = ["--partition=cuda", "--nodes=2", "--ntasks-per-node=2"]
+    job = slurm.submit(site.path, script, options=options, env=site.env)
+    verify(job, site, ["cuda0", "cuda0", "cuda1", "cuda1"], [["host", [0, 1, 2, 3]]])
+
+
 def test_example_is_the_default_program(slurm, site):
     job = slurm.submit(site.path, "slurm/cpu.sbatch", env=site.env)
     assert job.status == 0, job.text
@@ -132,7 +149,9 @@ def test_example_is_the_default_program(slurm, site):
 @pytest.mark.parametrize("kind, variable", [("cuda", "CUDA_VISIBLE_DEVICES"), ("rocm", "ROCR_VISIBLE_DEVICES")])
 def test_homogeneous(slurm, site, kind, variable):
     env = {**site.env, "KIND": kind}
-    job = slurm.submit(site.path, "slurm/homogeneous.sbatch", PROGRAM, "found", options=[f"--partition={kind}"], env=env)
+    job = slurm.submit(
+        site.path, "slurm/homogeneous.sbatch", PROGRAM, "found", options=[f"--partition={kind}"], env=env
+    )
     ranks = verify(job, site, [host for host in HOSTS[kind] for _ in range(2)], [["host", [0, 1, 2, 3]]])
     # Every rank sees all GPUs of its node: what NCCL and RCCL need to find the links between them.
     assert [rank["gpus"] for rank in ranks] == [{variable: "0,1"}] * 4
