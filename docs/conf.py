@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 project = "hetccl"
 author = "the hetccl developers"
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "examples/*.md", "tests/*.md", "tests/softroce/*.md"]
+include_patterns = ["*.md", "docs/*.md", "examples/*.md", "slurm/*.md", "tests/*.md", "tests/softroce/*.md"]
 # Folders that make fills; they are not walked.
 exclude_patterns = [".*", "build", "docs/_build"]
 

@@ -33,12 +33,12 @@ except (ImportError, RuntimeError) as error:
 def main():
     world = MPI.COMM_WORLD
     started = int(os.environ.get("SLURM_NTASKS", world.size))
-    library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip()
-    if world.size != started:
+    library = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
+    if world.size == 1 < started:
         kind = os.environ.get("SLURM_MPI_TYPE", "none")
         right = next((kind for name, kind in FITS.items() if name in library), "pmix or pmi2")
         refuse(
-            f"srun started {started} ranks, and {library} found {world.size}: srun --mpi={kind} is not for it. "
+            f"srun started {started} ranks, and {library} found 1: srun --mpi={kind} is not for it. "
             f"Set SLURM_MPI_TYPE={right}; `srun --mpi=list` names what this Slurm has"
         )
     with hetccl.Comm(world) as comm:

@@ -197,7 +197,9 @@ def intel_mpi(state):
         state["no intel"] = INTEL_MPI
         shutil.rmtree(folder)
         return
-    (wheel / "pyvenv.cfg").unlink()
+    # Only what pip has installed stays: its folder comes first on the ranks' PATH.
+    for path in (wheel / "pyvenv.cfg", *wheel.glob("bin/python*"), *wheel.glob("bin/[Aa]ctivate*")):
+        path.unlink()
     environment = {
         "I_MPI_ROOT": wheel,
         "FI_PROVIDER_PATH": wheel / "lib",

@@ -26,7 +26,7 @@ from softroce import image
 # libpmix-dev has the name libpmix.so, by which the plug-in mpi/pmix opens the library.
 PACKAGES = ("slurm-wlm", "munge", "libpmi0", "libpmi2-0", "libpmix-dev", "iproute2", "util-linux")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo")
-START_S, STOP_S, JOB_S = 60, 5, 200
+START_S, STOP_S, JOB_S = 60, 5, 60
 # One partition for each vendor; Slurm finds hosts by name.
 CONF = """\
 ClusterName=hetccl

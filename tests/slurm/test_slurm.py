@@ -134,7 +134,9 @@ def test_one_node(slurm, site):
 def test_mpirun_inside_a_job(slurm, site):
     script = site.path / "mpirun.sbatch"
     start = f"slurm/with cpu {mpis()[site.mpi].path} -n 4 python"
-    script.write_text(f"#!/bin/bash\n{start} slurm/check.py && {start} {PROGRAM} found\n")
+    # mpirun finds the job's nodes, and what starts ranks there, by itself: not as the hosts of the tests have it.
+    forget = "unset ${!HYDRA_*} ${!I_MPI_HYDRA_*} OMPI_MCA_plm_rsh_agent PRTE_MCA_plm_ssh_agent"
+    script.write_text(f"#!/bin/bash\n{forget}\n{start} slurm/check.py && {start} {PROGRAM} found\n")
     options = ["--partition=cuda", "--nodes=2", "--ntasks-per-node=2"]
     job = slurm.submit(site.path, script, options=options, env=site.env)
     verify(job, site, ["cuda0", "cuda0", "cuda1", "cuda1"], [["host", [0, 1, 2, 3]]])
