@@ -15,12 +15,13 @@ import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_suffix(".sh")
+PROGRAMS = ("unshare", "nsenter", "ip")
 NAMESPACES = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def reason_against():
     """Why there can be no hosts here; None where there can."""
-    missing = [program for program in ("unshare", "nsenter", "ip") if shutil.which(program) is None]
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         return f"needs {' and '.join(missing)} (Debian: util-linux, iproute2)"
     if os.geteuid() != 0:
