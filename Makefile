@@ -16,7 +16,8 @@ export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-long build lint docs bench report test-gpu test-rdma kernels test-kernels wheel environment clean
+.PHONY: help demo test test-long build lint docs bench report test-gpu test-rdma test-slurm test-launch kernels \
+    test-kernels wheel environment clean
 
 help: ## what there is to make (the default)
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -83,6 +84,17 @@ test-kernels: build kernels ## look into the kernels' code for GPUs; compile the
 wheel: kernels environment ## build a wheel, in dist, with the kernels inside
 	@$(RUN) python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
+
+test-slurm: build ## run the scripts of slurm/ on a Slurm in namespaces of this machine (root: installs Slurm)
+	@$(SETUP) test launch
+	@$(RUN) python tests/slurm/cluster.py
+	@$(RUN) python tests/hosts.py login cuda0 cuda1 rocm0 rocm1 -- python -m pytest tests/slurm $(ARGS)
+
+test-launch: build ## run each mpirun, Intel MPI's too, across hosts that are namespaces of this machine (root)
+	@$(SETUP) test launch
+	@$(RUN) python -m pytest tests/test_each_mpi.py $(ARGS)
+	@$(RUN) python tests/hosts.py node0 node1 -- python -m pytest tests/test_each_mpi.py \
+	    --hosts node0,node1 -k "collectives or one_rank" $(ARGS)
 
 clean: ## remove all that was set up and built
 	rm -rf .venv .mpi build docs/_build hetccl/*.so hetccl/device_code pyx/*.c

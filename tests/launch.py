@@ -92,9 +92,10 @@ def launchers():
 def _identify(name, path):
     text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
     version = re.search(r"\d+(\.\d+)+", text)
-    if version is None or not re.search("Open MPI|OpenRTE|HYDRA", text):
-        raise RuntimeError(f"{path}: neither Open MPI nor MPICH says {text!r}")
-    kind = "mpich" if "HYDRA" in text else "openmpi"
+    if version is None or not re.search("Open MPI|OpenRTE|HYDRA|Intel", text):
+        raise RuntimeError(f"{path}: neither Open MPI nor MPICH nor Intel MPI says {text!r}")
+    # Intel MPI is MPICH to its users.
+    kind = "mpich" if re.search("HYDRA|Intel", text) else "openmpi"
     return Launcher(name, kind, tuple(int(part) for part in version[0].split(".")), path)
 
 

@@ -82,13 +82,15 @@ def open_mpi(folder):
         "OPAL_PKGDATADIR": usr / "share" / "openmpi",
         "OPAL_SYSCONFDIR": root / "etc",
         "OMPI_MCA_mca_base_component_path": plugins,
-        "PMIX_INSTALL_PREFIX": usr,
-        "PMIX_MCA_mca_base_component_path": pmix / "pmix",
         "LD_LIBRARY_PATH": f"{root / 'lib' / lib.name}:{lib}:{lib / 'openmpi' / 'lib'}:{pmix}",
         # Plug-ins for networks whose libraries are missing are left out without a word, and ssh is not asked for.
         "OMPI_MCA_mca_base_component_show_load_errors": "0",
-        "OMPI_MCA_plm_rsh_agent": "sh",
+        "OMPI_MCA_plm_rsh_agent": "${OMPI_MCA_plm_rsh_agent:-sh}",
+        # Where a remote shell looks for orted.
+        "PATH": f"{usr / 'bin'}:$PATH",
     }
+    if pmix.exists():  # else the system has this package
+        environment |= {"PMIX_INSTALL_PREFIX": usr, "PMIX_MCA_mca_base_component_path": pmix / "pmix"}
     (folder / "lib").mkdir(exist_ok=True)
     for library in lib.glob("libmpi.so.40"):
         (folder / "lib" / library.name).symlink_to(library)

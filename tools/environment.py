@@ -1,6 +1,6 @@
 """Set up .venv with all that hetccl needs, and install only what is missing; run by the Makefile.
 
-usage: python3 tools/environment.py [test] [lint] [docs]
+usage: python3 tools/environment.py [test] [lint] [docs] [launch]
 
 Everything lands inside this folder. Started with any Python, it makes the virtual environment and goes on inside it.
 """
@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STATE = VENV / "environment.json"
 OLDEST = (3, 10)
+# The last version whose wheel has libfabric in it.
+INTEL_MPI = "impi-rt==2021.18.1"
 # Two ranks that meet: the least that proves an mpirun, its library and mpi4py to fit together.
 MEET = "from mpi4py import MPI; c = MPI.COMM_WORLD; assert c.allreduce(1) == 2; print(MPI.Get_library_version())"
 
@@ -181,6 +183,34 @@ def debians_mpi(state):
         shutil.rmtree(folder)
 
 
+def intel_mpi(state):
+    """Intel MPI's runtime from PyPI in .mpi/intel, for the tests of launchers: nothing else needs it."""
+    folder = ROOT / ".mpi" / "intel"
+    mpirun, wheel, library = folder / "bin" / "mpirun", folder / "wheel", folder / "lib" / "libmpi.so.12"
+    if mpirun.exists() or "no intel" in state:
+        return
+    say("install Intel MPI in .mpi/intel (130 MB to fetch), for the tests of launchers")
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(wheel, with_pip=False, symlinks=True)
+    if not pip(INTEL_MPI, python=wheel / "bin" / "python", required=False):
+        say(f"no tests with Intel MPI: pip cannot install {INTEL_MPI}")
+        state["no intel"] = INTEL_MPI
+        shutil.rmtree(folder)
+        return
+    # Only what pip has installed stays: its folder comes first on the ranks' PATH.
+    for path in (wheel / "pyvenv.cfg", *wheel.glob("bin/python*"), *wheel.glob("bin/[Aa]ctivate*")):
+        path.unlink()
+    environment = {
+        "I_MPI_ROOT": wheel,
+        "FI_PROVIDER_PATH": wheel / "lib",
+        "LD_LIBRARY_PATH": f"{wheel / 'lib'}:$LD_LIBRARY_PATH",
+        "PATH": f"{wheel / 'bin'}:$PATH",
+    }
+    library.parent.mkdir()
+    library.symlink_to(wheel / "lib" / library.name)
+    debian.write_script(mpirun, environment, wheel / "bin" / "mpirun")
+
+
 def one_ccl(state):
     """oneCCL for the CPU in .venv/lib, for the tests: nothing else needs it."""
     if "no oneccl" in state or oneccl.present(VENV):
@@ -227,7 +257,9 @@ def compiler():
         debian.write_script(VENV / "bin" / name, environment, own if own.exists() else shutil.which(found))
 
 
-def main(extras):
+def main(given):
+    # All but this one are names of pyproject.toml's optional dependencies.
+    extras = [name for name in given if name != "launch"]
     if Path(sys.prefix) != VENV:
         enter_venv()
     os.environ["PATH"] = f"{VENV}/bin{os.pathsep}{outside_path()}"
@@ -239,6 +271,9 @@ def main(extras):
     save(state)
     if "test" in extras:
         one_ccl(state)
+        save(state)
+    if "launch" in given and state.get("mpi4py fits all", True):
+        intel_mpi(state)
         save(state)
     # Its wheel loads any MPI; built for one, it loads no other.
     if "test" in extras and state.get("mpi4py fits all", True):
