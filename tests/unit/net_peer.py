@@ -1,4 +1,5 @@
-"""Rank 1 of a communicator of two, in a process of its own: connects to rank 0, says "up", then does what it is told.
+"""Rank 1 of a communicator of two, in a process of its own: connects to rank 0, says "up", waits for a
+line, then does what it is told.
 
 Usage: net_peer.py SECRET PORT DEED; with a DEED of DEEDS.
 """
@@ -122,6 +123,7 @@ def main(secret, port, deed):
     until(lambda: net.groups[1].resources()["connected"] == [0])
     net.boards[1].position = (5, 6)
     print("up", flush=True)
+    sys.stdin.readline()
     DEEDS[deed](net)
 
 

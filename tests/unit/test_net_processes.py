@@ -26,6 +26,7 @@ class Peer:
         path = os.pathsep.join(filter(None, (str(PEER.parents[2]), str(PEER.parent))))
         self.process = subprocess.Popen(
             command,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -35,6 +36,7 @@ class Peer:
         assert self.process.stdout.readline() == "up\n", self.process.stderr.read()
         self.net.wires[0].until("go", 1)
         until(lambda: self.net.groups[0].resources()["connected"] == [1])
+        print("go", file=self.process.stdin, flush=True)
 
     def child(self):
         """What the peer says of its child."""
@@ -52,6 +54,7 @@ class Peer:
             os.kill(child, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
+        self.process.stdin.close()
         self.process.stdout.close()
         self.process.stderr.close()
         self.net.__exit__()
