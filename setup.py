@@ -59,6 +59,7 @@ MODULES = [
     "_program",
     "_passage",
     "_letters",
+    "_outbox",
     "_mailbox",
     "_mailbox_trial",
     "_ferry",

@@ -9,6 +9,7 @@ cdef class Burst(Deferred):
     pass
 
 
+cdef bint is_patient(Request request) noexcept
 # Give a request's messages to the engine ...
 cdef int post_across(Request request, int nsharing, bint heeded) except -1
 cdef int address(Request request, int i, bint heeded) except -1

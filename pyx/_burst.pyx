@@ -13,7 +13,7 @@ from hetccl._calls cimport NCOLLECTIVES
 from hetccl._crossing_messages cimport Haul, MessageCrossing
 from hetccl._launch cimport launch_group_begin, launch_group_finish, launch_groups, launch_in_group, launch_run
 from hetccl._mailbox cimport MESSAGE_TOO_LONG, Message
-from hetccl._passage cimport Transit, transit_place
+from hetccl._passage cimport HETCCL_RING_PIECES, Transit, transit_place
 from hetccl._request cimport Letter
 from hetccl._shm cimport HETCCL_MSG_SYNC
 from hetccl._vendor cimport VendorComm
@@ -40,10 +40,9 @@ cdef class Burst(Deferred):
         cdef Request request = <Request>last
         if not request.crosses:
             return self.flush(last)
-        if self.requests:
-            self.flush(None)
-        post_across(request, 1, heeded)
+        post_across(request, 1 + len(self.requests), heeded)
         if heeded and request.receives >= 0:
+            self.flush(None)
             request.work.matched_only = True
             try:
                 request.executor.wait(&request.work)
@@ -54,11 +53,18 @@ cdef class Burst(Deferred):
             request.executor.wait(&request.work)
         return 0
 
-    cdef int queue(self, Lists request) except -1:
+    cdef bint queue(self, Lists request, bint waits) except -1:
         cdef Request message = <Request>request
+        self.flush(None)
+        if message.pending and is_patient(message):
+            if waits:
+                message.executor.wait(&message.work)
+            elif not message.executor.poll_once(&message.work):
+                return False
+            if any(other is request for other in self.requests):
+                self.flush(request)
         cdef str name = CALLS[message.work.call]
         cdef double until = time.monotonic() + message.vendor.timeout_s
-        self.flush(None)
         while message.pending:
             message.vendor.lock(name)
             message.vendor.unlock()
@@ -66,14 +72,32 @@ cdef class Burst(Deferred):
             if time.monotonic() > until:
                 raise CommTimeout(f"{name}: another thread, or what a signal handler interrupted, has been queueing "
                                   f"the message for {message.vendor.timeout_s:g} s (HETCCL_TIMEOUT)", call=name)
-        return 0
+        return True
 
     cdef int flush_with(self, list last) except -1:
-        cdef list requests = self.requests + last
+        cdef list started = self.requests, requests = []
+        cdef Request request
+        cdef set chosen = {id(request) for request in last}
         self.requests = []
+        for request in started:
+            if is_patient(request) and id(request) not in chosen:
+                self.requests.append(request)
+            else:
+                requests.append(request)
+                chosen.discard(id(request))
+        requests += [request for request in last if id(request) in chosen]
         if not requests:
             return 0
         return queue_across(requests) if (<Request>requests[0]).crosses else queue_together(requests)
+
+
+cdef bint is_patient(Request request) noexcept:
+    """Whether a message can stay unqueued until it is waited for. On a stream it would wait for its peer, and with it
+    what the program calls next. A receive between islands whose ring holds all of it ends in the engine without."""
+    cdef int i = request.receives
+    if not request.crosses or request.blocking or i < 0 or request.work.nmessages != 1:
+        return False
+    return request.transits[i].nportions <= HETCCL_RING_PIECES
 
 
 cdef int post_across(Request request, int nsharing, bint heeded) except -1:
@@ -111,7 +135,7 @@ cdef int address(Request request, int i, bint heeded) except -1:
     message.transit = transit
     message.cut = letter.sending and letter.nbytes > 0
     message.msg.ptr = NULL if letter.nbytes == 0 else transit_place(transit, 0)
-    transit.open_length = heeded and not letter.sending
+    transit.open_length = not letter.sending and (heeded or is_patient(request))
     if not letter.sending or letter.flags & HETCCL_MSG_SYNC:
         request.work.awaited = message
     return 0

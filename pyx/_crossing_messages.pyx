@@ -1,7 +1,7 @@
 """Layer L3: messages in GPU memory in a communicator of several islands.
 
-A message has a *berth*: a ring of pinned pieces of its own, from its start until the engine and the stream are done with
-it, so that no message waits for another one's memory, nor a collective. The engine has the message from the call on
+A message has a *berth*: a ring of pinned pieces of its own, from its start until the engine and the stream are done
+with it, so that no message waits for another one's memory, nor a collective. The engine has it from the call on
 (_ferry); its copies are queued when it is waited for, or another call comes, together with those of all messages that
 the rank has started: portion by portion, so that, even in one queue of the hardware, no wait depends on what is
 queued behind it. Hence their order by bytes: see precedes().
@@ -336,8 +336,8 @@ cdef bint precedes(const Haul* one, const Haul* other) noexcept nogil:
     """Whether its next portion must be queued before the other's.
 
     A portion that is sent has the place of its first byte, one that is received that of its end and two portions more.
-    What a copy waits for has a lower place on whatever rank: a received portion waits for its bytes to be sent; one that
-    is sent waits until the fourth before it has been taken, and thus until all have been copied out that end four
+    What a copy waits for has a lower place on whatever rank: a received portion waits for its bytes to be sent; one
+    that is sent waits until the fourth before it has been taken, and thus until all have been copied out that end four
     of the receiver's portions before that one's end. So there is no circle.
     """
     cdef uint64_t first = place_of(one), second = place_of(other)

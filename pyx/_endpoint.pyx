@@ -103,7 +103,7 @@ cdef class Batch:
                 first = first or error
         try:
             # Those between islands, which have been started in the order of the calls.
-            endpoint.deferred.flush(None)
+            endpoint.deferred.flush_with([request for request, _ in calls if is_deferred(request)])
         except Exception as error:  # noqa: BLE001
             first = first or error
         for request, status in calls:
@@ -114,6 +114,10 @@ cdef class Batch:
         if first is not None:
             raise first
         return 0
+
+
+cdef bint is_deferred(Request request) noexcept:
+    return request.pending and request.crosses
 
 
 cdef bint is_for_library(Request request) noexcept:

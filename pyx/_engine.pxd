@@ -40,8 +40,8 @@ cdef class Engine:
     cdef Ferry mailbox
     cdef Progress progress               # its mutex guards row, mailbox, links and `broken`
     cdef bint broken                     # nothing is polled any more
-    cdef hetccl_ring_t* ring             # of collectives on GPU buffers, whose streams wait for the engine; or NULL.
-                                         # Those of messages are behind it
+    # Of collectives on GPU buffers, whose streams wait for the engine, and behind it those of messages; or NULL.
+    cdef hetccl_ring_t* ring
     cdef uint8_t* mask                   # nranks, of watch_over()
     cdef int64_t patience_ns             # how long nothing may move while a stream waits
     cdef int64_t watched_ns              # when the thread last looked at the ranks

@@ -267,6 +267,9 @@ cdef class Engine:
             return
         if self.row.head == NULL and self.mailbox.ntransits == 0:
             return
+        if now - self.watched_ns > 20 * WATCH_NS:
+            # Nothing waited meanwhile, or a call of the user's did, which looks for itself.
+            self.stuck_ns = now
         self.watched_ns = now
         reason = self.hopeless(now, &culprit)
         if reason != 0 and not self.broken:

@@ -1,8 +1,8 @@
-"""Layer L3: messages that go in segments. A GPU's memory passes through pieces of pinned memory (_passage), so that neither
-end need have room for the whole, and the data may come long after the message has taken its place in the order.
+"""Layer L3: messages that go in segments. A GPU's memory passes through pieces of pinned memory (_passage), so that
+neither end need have room for the whole, and the data may come long after the message has taken its place in the order.
 
-Three kinds of messages do it, on the links of all others, with tags of their own: the *head*, with length and tag, which
-is sent at once and is matched as if it were the message; *asks* of the receiver, for as much as it has room for; and
+Three kinds of messages do it, on the links of all others, with tags of their own: the *head*, with length and tag, is
+sent at once and is matched as if it were the message; *asks* of the receiver are for as much as it has room for; and
 *segments*, which answer them and so are taken at once. A head and an ask are notes of two words. As long as something
 is cut, messages that no receive has asked for are set aside, since a note may lie behind them.
 No GIL; the executor's mutex is held.
@@ -11,8 +11,8 @@ No GIL; the executor's mutex is held.
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from hetccl._letters cimport ANY, MESSAGE_COMPLETE, MESSAGE_FAILED, MESSAGE_MOVING, append, hook, pop, remove, unhook
-from hetccl._mailbox cimport Peer, mailbox_open
+from hetccl._letters cimport MESSAGE_COMPLETE, MESSAGE_FAILED, MESSAGE_MOVING, append, hook, pop, remove, unhook
+from hetccl._outbox cimport Peer, outbox_open
 from hetccl._passage cimport HETCCL_RING_PIECES, Transit, transit_complete, transit_is_open, transit_place
 from hetccl._shm cimport HETCCL_AGAIN, HETCCL_DONE, HETCCL_ENOMEM, HETCCL_EPEER, HETCCL_MOVED
 
@@ -27,7 +27,7 @@ cdef enum:
 
 cdef Ferry ferry_new(int nranks, Link* send_links, Link* recv_links):
     cdef Ferry ferry = Ferry.__new__(Ferry)
-    mailbox_open(ferry, nranks, send_links, recv_links)
+    outbox_open(ferry, nranks, send_links, recv_links)
     return ferry
 
 

@@ -275,7 +275,7 @@ cdef class Deferred:
     cdef int run(self, Lists last, bint heeded) except -1:
         raise NotImplementedError
 
-    cdef int queue(self, Lists request) except -1:
+    cdef bint queue(self, Lists request, bint waits) except -1:
         raise NotImplementedError
 
     cdef int flush(self, Lists last) except -1:

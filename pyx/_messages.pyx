@@ -289,6 +289,8 @@ cdef class Messages(Movements):
         """Look for a message; bound: what takes it, or NULL."""
         cdef int64_t number = self.tag_or_any(tag, "tag")
         self.usable(PROBE)
+        if self.crosses and self.deferred.requests:
+            self.deferred.flush(None)
         if self.is_nobody(source):
             probed.source, probed.tag, probed.nbytes = self.membership.proc_null, self.membership.any_tag, 0
             return True
@@ -335,7 +337,7 @@ cdef class Message:
         if buf is not None or not self.from_nobody:
             span_of(buf, &request.recv, "buf", True, 1)
             if request.recv.kind != HETCCL_MEM_HOST:
-                raise ValueError("buf: is GPU memory; only messages between host buffers are probed")
+                raise ValueError("buf: is GPU memory; a message that Mprobe took goes into host memory")
         # Reading the buffer may have let another thread in.
         if self.endpoint is None:
             raise ValueError("Recv: the message has been received already")

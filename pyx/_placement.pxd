@@ -38,7 +38,8 @@ cdef class Placement(Endpoint):
                          bint in_place) except -1
     cdef int aim_across(self, Request request, int root, bint in_place) except -1
     cdef int aim_comparison(self, Request request) except -1
-    # Let the library run the request's messages if they are device memory, or between islands the engine. in_place: one arrives where one is sent.
+    # Let the library run the request's messages if they are device memory, or between islands the engine. in_place:
+    # one arrives where one is sent.
     cdef int aim_messages(self, Request request, bint in_place) except -1
     # Meet the other ranks in the vendor's library. A collective.
     cdef int connect(self, int kind, object device, int call) except -1

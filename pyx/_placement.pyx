@@ -381,7 +381,7 @@ cdef class Placement(Endpoint):
                 (<WatchedComm>vendor).unlock()
         self.deferred.flush(None)
         for request in list(self.executor.inflight.values()):
-            if request.crosses and request.deferred is not None and not request.vendor.lost:
+            if request.crosses and request.deferred is not None and not request.pending and not request.vendor.lost:
                 # What was sent lies in this rank's memory until its receiver takes it.
                 request.work.awaited = NULL
                 self.executor.wait(&request.work)

@@ -77,6 +77,10 @@ cdef class Reporter(Engine):
                 peers = own
                 message = f"{message}. Rank {self.rank}: {why}"
             raise CommTimeout(message, call=name, rank=self.rank, peer=peers)
+        if reason == HETCCL_REASON_LEFT and culprit == self.rank and self.mailbox.misfit >= 0:
+            raise PeerError(f"{name}: rank {self.mailbox.misfit} sent a message of another length than the receive "
+                            "into GPU memory that was queued for it: receive as many bytes, or give Recv a status; the "
+                            "communicator cannot be used any more", call=name, rank=self.rank, peer=self.mailbox.misfit)
         what = {
             HETCCL_REASON_DEAD: f"has ended (noticed by rank {reporter})",
             HETCCL_REASON_FREED: f"has freed the communicator, or its program ends (noticed by rank {reporter})",
@@ -123,11 +127,8 @@ cdef class Reporter(Engine):
     cdef object wrong_length(self, Work* work, const Message* message):
         what = "recvbuf" if work.call == SENDRECV else "buf"
         text = (f"{CALLS[work.call]}: {what}: the message from rank {message.peer} has {message.refused_nbytes} bytes, "
-                f"the buffer {message.capacity}")
-        if self.mailbox.misfit < 0:
-            return ValueError(f"{text}. It was left there")
-        return ValueError(f"{text}, and a stream waits for as many: give a buffer of the message's length, or Recv a "
-                          "status. The communicator cannot be used any more")
+                f"the buffer {message.capacity}. It was left there")
+        return ValueError(text)
 
     cdef tuple describe_head(self, Work* work, int status, int peer, hetccl_msg_t* msg):
         """(what a peer's link brings, what this rank expects), for a collective whose messages do not fit."""

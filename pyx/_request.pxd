@@ -75,12 +75,12 @@ cdef class Request(Lists):
     cdef bint note_queued(self, bint waits) except -1
     cdef int compare(self) except -1
     cdef int hold(self) except -1
-    cdef int queue_now(self) except -1
+    cdef bint queue_now(self, bint waits) except -1
     cdef int queue_others(self) except -1
     cdef void build_messages(self) noexcept
     cdef bint heeds_engine(self, object status) noexcept
     cdef bint is_done_well(self) except -1
-    cdef bint is_let_go(self) except -1
+    cdef bint is_let_go(self, Executor executor) except -1
     cdef Request go(self)
     cdef int run(self, object status) except -1
     cdef bint is_engaged(self) except -1

@@ -189,15 +189,15 @@ cdef class Request(Lists):
         self.held = True
         # Requests that nobody waits for are let go when they have doubled, so that a look at each costs nothing.
         if len(inflight) > 2 * self.executor.nkept + 16:
-            for key in [key for key, request in inflight.items() if (<Request>request).is_let_go()]:
+            for key in [key for key, request in inflight.items() if (<Request>request).is_let_go(self.executor)]:
                 del inflight[key]
             self.executor.nkept = len(inflight)
         return 0
 
-    cdef bint is_let_go(self) except -1:
+    cdef bint is_let_go(self, Executor executor) except -1:
         if not self.is_queued():
-            return self.executor.has_let_go(&self.work)
-        if self.pending or self.crosses and not self.executor.has_let_go(&self.work):
+            return executor.has_let_go(&self.work)
+        if self.pending or self.crosses and not executor.has_let_go(&self.work):
             return False
         if self.event == NULL or self.vendor.handle == NULL:
             return True
@@ -224,6 +224,7 @@ cdef class Request(Lists):
             if self.deferred is not None:
                 self.deferred.run(self, status is not None)
             elif not self.begin(True):
+                self.queue_others()
                 self.executor.wait(&self.work)
         except BaseException:
             self.active = False
@@ -246,7 +247,8 @@ cdef class Request(Lists):
     cdef bint poll(self) except -1:
         """Whether it is complete."""
         if self.is_queued():
-            self.queue_now()
+            if not self.queue_now(False):
+                return False
             done = self.event == NULL or mark_is_reached(self.vendor, self.event, self.work.call)
             if done and self.heeds_engine(None):
                 done = self.executor.poll_once(&self.work)
@@ -272,13 +274,13 @@ cdef class Request(Lists):
             return False
         return self.receives < 0 or not self.blocking or status is not None
 
-    cdef int queue_now(self) except -1:
-        """A message in device memory may still be deferred, or have failed with others."""
-        if self.pending:
-            self.deferred.queue(self)
+    cdef bint queue_now(self, bint waits) except -1:
+        """A message in device memory may still be deferred, or have failed with others. False: it is left so."""
+        if self.pending and not self.deferred.queue(self, waits):
+            return False
         if self.failure is not None:
             raise self.failure
-        return 0
+        return True
 
     cdef int await_end(self, object status) except -1:
         cdef Executor executor = self.executor  # another thread's Free lets go of the request's
@@ -286,7 +288,7 @@ cdef class Request(Lists):
             return status_clear(status)
         try:
             if self.is_queued():
-                self.queue_now()
+                self.queue_now(True)
                 if self.heeds_engine(status):
                     executor.wait(&self.work)
                 if self.event != NULL and not self.blocking:
@@ -422,7 +424,7 @@ cdef class Request(Lists):
         Source : MPI 4.1, section 3.7.3
         """
         if self.pending:
-            self.deferred.queue(self)
+            self.deferred.queue(self, True)
         self.persistent = self.active = False
         if self.held:
             self.executor = None

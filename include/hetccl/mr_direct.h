@@ -7,7 +7,7 @@
 
 enum hetccl_direct {
     HETCCL_DIRECT = 0,             /* it can */
-    HETCCL_MR_DIRECT_HOST = 1,        /* the runtime does not know it as a GPU's */
+    HETCCL_DIRECT_HOST = 1,        /* the runtime does not know it as a GPU's */
     HETCCL_DIRECT_MANAGED = 2,     /* it migrates between host and GPU */
     HETCCL_DIRECT_PIECES = 3,      /* it reaches beyond its allocation: mapped in pieces */
     HETCCL_DIRECT_REFUSED = 4,     /* neither a dma-buf nor a peer-memory module registers it */
@@ -25,8 +25,8 @@ enum hetccl_direct {
 /* What the runtime says of memory that is to be registered; 0, or enum hetccl_direct. No bytes are nobody's. */
 static inline int hetccl_direct_about(const hetccl_runtime_t *runtime, uintptr_t address, size_t nbytes,
                                       hetccl_pointer_t *about) {
-    if (nbytes == 0 || runtime->pointer((const void *)address, about) != 0) return HETCCL_MR_DIRECT_HOST;
-    if (about->kind == HETCCL_MEM_HOST || about->base == NULL) return HETCCL_MR_DIRECT_HOST;
+    if (nbytes == 0 || runtime->pointer((const void *)address, about) != 0) return HETCCL_DIRECT_HOST;
+    if (about->kind == HETCCL_MEM_HOST || about->base == NULL) return HETCCL_DIRECT_HOST;
     if (about->managed) return HETCCL_DIRECT_MANAGED;
     uintptr_t base = (uintptr_t)about->base;
     return nbytes > about->nbytes - (address - base) ? HETCCL_DIRECT_PIECES : HETCCL_DIRECT;

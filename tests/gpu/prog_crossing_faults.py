@@ -1,7 +1,8 @@
 """A call between islands that fails on one rank: arguments are <report folder> <layout> <what>.
 
-what: "late" (rank 1 never comes), "late_later" (the others look only afterwards), "driver" (rank 1's driver refuses a
-function while the call is queued), "set_up" (rank 1's driver has no waits; it then uses host buffers)
+what: "late" (rank 1 never comes), "late_later" (the others look only afterwards), "unsent" (the same, of a message),
+"length" (rank 1 sends a message that is shorter than the receive that rank 0 has queued), "driver" (rank 1's driver
+refuses a function while the call is queued), "set_up" (rank 1's driver has no waits; it then uses host buffers)
 """
 
 import os
@@ -25,6 +26,26 @@ def late(comm, what):
         # The stream goes on although nobody asks.
         out.get()
     request.Wait()
+
+
+def unsent(comm, what):
+    if RANK == 0:
+        out = zeros()
+        comm.Recv(out.array, 1)
+        # The stream goes on, and the next call says why.
+        out.get()
+        comm.Send(out.array, 1)
+
+
+def length(comm, what):
+    if RANK == 1:
+        comm.Send(zeros(5).array, 0)
+        while True:
+            device_works(comm)
+    out = zeros(12)
+    comm.Recv(out.array, 1)
+    out.get()
+    device_works(comm)
 
 
 def driver(comm, what):
@@ -63,7 +84,15 @@ def main():
         device_works(comm)
     begin = time.monotonic()
     try:
-        {"late": late, "late_later": late, "driver": driver, "set_up": set_up}[what](comm, what)
+        calls = {
+            "late": late,
+            "late_later": late,
+            "unsent": unsent,
+            "length": length,
+            "driver": driver,
+            "set_up": set_up,
+        }
+        calls[what](comm, what)
         report.write(fine=True)
     except hetccl.HetcclError as error:
         report.write(seconds=time.monotonic() - begin, code=error.code, **say_error(error))

@@ -1,6 +1,7 @@
 """A rank is killed while the others reduce with it: arguments are <report folder> <layout> <what>.
 
-what: "call" (the others go on calling), "wait" (they wait for a queued call), "idle" (they call again later)
+what: "call" (the others go on calling), "wait" (they wait for a queued call), "idle" (they call again later),
+"message" (they receive from the rank that is killed, or send to it)
 """
 
 import os
@@ -31,6 +32,12 @@ def main():
     try:
         if what == "idle":
             time.sleep(6)
+        while what == "message":
+            if RANK == 0:
+                comm.Recv(out.array, 1)
+            else:
+                comm.Issend(send.array, 1).Wait()
+            out.get()
         while True:
             comm.Allreduce(send.array, out.array)
             if what == "wait":

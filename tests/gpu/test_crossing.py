@@ -12,8 +12,9 @@ from test_peer_lost import Loss, pool_of
 
 from mpi import jobs
 
-CHECKS, STREAMS, OF_STREAMS = (
-    str(device_jobs.HERE / f"check_{name}.py") for name in ("crossing", "crossing_streams", "streams")
+CHECKS, MESSAGES, STREAMS, OF_STREAMS = (
+    str(device_jobs.HERE / f"check_{name}.py")
+    for name in ("crossing", "crossing_messages", "crossing_streams", "streams")
 )
 # How the fakes queue: all at once, in a queue for each stream, in one queue for all streams.
 AT_ONCE, QUEUES, ONE_QUEUE = ((("FAKE_CUDA_QUEUES", n), ("FAKE_HIP_QUEUES", n)) for n in ("0", "4", "1"))
@@ -43,14 +44,29 @@ LAYOUTS = (
     ("cupy", "AB", "GG", ONE_CONNECTION),
     ("cupy", "ABCC", "GGNN", ()),
 )
+MESSAGE_LAYOUTS = (
+    ("fake", "AB", "GG", ONE_QUEUE),
+    ("fake", "AB", "GN", AT_ONCE),
+    ("fake", "AAB", "GNH", QUEUES),
+    ("fake", "ABAB", "GGHN", QUEUES),
+    *(layout for layout in LAYOUTS if layout[0] != "fake"),
+)
 REAL = tuple(("cupy", "AB", "GG", env) for env in ((), ONE_CONNECTION, BLOCKING))
 COMPARING = "check_compared_calls"
+# Asks the fake driver.
+COUNTING = "check_few_commands"
 # Of the checks inside an island, those that hold between islands too.
 INSIDE_ONLY = {"check_graph"}
 OUTSIDE = [name for name in jobs.check_names(OF_STREAMS) if name not in INSIDE_ONLY]
 CASES = [
     *((CHECKS, layout, name) for layout in LAYOUTS for name in jobs.check_names(CHECKS) if name != COMPARING),
     *((CHECKS, (*layout[:3], layout[3] + COMPARED), COMPARING) for layout in LAYOUTS),
+    *(
+        (MESSAGES, layout, name)
+        for layout in MESSAGE_LAYOUTS
+        for name in jobs.check_names(MESSAGES)
+        if name != COUNTING or layout[0] == "fake" and layout[3] != AT_ONCE
+    ),
     *((STREAMS, layout, name) for layout in REAL for name in jobs.check_names(STREAMS)),
     *(
         (OF_STREAMS, layout, name)
@@ -150,7 +166,7 @@ def losses(request):
     running.close()
 
 
-@pytest.mark.parametrize("what", ["call", "wait", "idle"])
+@pytest.mark.parametrize("what", ["call", "wait", "idle", "message"])
 @pytest.mark.parametrize(
     "place, islands, env", [("fake", "AB", QUEUES), ("fake", "AAB", ONE_QUEUE), ("cupy", "AB", ())], ids=str
 )
@@ -172,13 +188,20 @@ def faulty(what, env, timeout="60"):
     return outcome.by_rank("error"), outcome
 
 
-@pytest.mark.parametrize("what", ["late", "late_later"])
+@pytest.mark.parametrize("what", ["late", "late_later", "unsent"])
 @pytest.mark.parametrize("env", [QUEUES, ONE_QUEUE], ids=["queues", "one_queue"])
 def test_rank_never_calls(what, env):
     """The stream goes on, and Wait raises CommTimeout that names the rank."""
     errors, outcome = faulty(what, env, timeout="3")
     assert list(errors) == [0], outcome.text
     assert "CommTimeout" in errors[0]["classes"] and errors[0]["peers"] == [1], errors
+
+
+def test_message_of_another_length():
+    """A receive that is queued must get what it asked for: both ranks hear of it, and nothing hangs."""
+    errors, outcome = faulty("length", QUEUES)
+    assert "PeerError" in errors[0]["classes"] and errors[0]["peers"] == [1], outcome.lines
+    assert "PeerError" in errors[1]["classes"] and errors[1]["peers"] == [0], outcome.lines
 
 
 @pytest.mark.parametrize("env", [QUEUES, AT_ONCE], ids=["queues", "at_once"])
