@@ -80,14 +80,14 @@ def describe(runtime, folder=None):
 
 
 def serving(kernels, arch):
-    """(whether there is code for a device, which in words). kernels : Kernels; arch : "sm_90", "gfx942"."""
+    """Which code serves a device, in words. kernels : Kernels; arch : "sm_90", "gfx942"."""
     if code := _code_for(arch, kernels.ahead):
-        return True, f"built ahead for {code}" + (f", which runs on {arch}" if code != arch else "")
+        return f"built ahead for {code}" + (f", which runs on {arch}" if code != arch else "")
     if "PTX" in kernels.ahead:
-        return True, f"built ahead as PTX, from which the driver makes code for {arch}"
+        return f"built ahead as PTX, from which the driver makes code for {arch}"
     if kernels.compiler:
-        return True, f"compiled for {arch} at run time by {kernels.compiler}"
-    return False, f"none for {arch}: not built ahead, and no run-time compiler ({kernels.problem})"
+        return f"compiled for {arch} at run time by {kernels.compiler}"
+    return f"none for {arch}: not built ahead, and no run-time compiler ({kernels.problem})"
 
 
 def _code_for(arch, ahead):

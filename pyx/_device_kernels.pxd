@@ -26,7 +26,8 @@ cdef class DeviceKernels:
     # Looks the function up at the first call, with the GIL and the device's context current. TypeError: not defined.
     cdef int kernel_for(self, int op, int dtype, device_kernel_t* kernel) except -1
 
-    # Queue out = sources[0] op sources[1] op ... The device's context must be current. Answers the runtime's code.
+    # Queue out = sources[0] op sources[1] op ..., 1 to HETCCL_DEVICE_SOURCES of them; divisor > 0 only with AVG, on its
+    # last step. The device's context must be current. Answers the runtime's code.
     cdef int queue(self, const device_kernel_t* kernel, void* out, const void* const* sources, int nsources,
                    size_t count, int divisor, void* stream) noexcept nogil
 

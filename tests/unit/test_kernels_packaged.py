@@ -64,28 +64,21 @@ def test_a_file_that_is_no_fat_binary(damage, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ahead, compiler, arch, found, words",
+    "ahead, compiler, arch, words",
     [
-        (("sm_80", "sm_90", "PTX"), "", "sm_90", True, "built ahead for sm_90"),
-        (("sm_80", "sm_86", "PTX"), "", "sm_89", True, "built ahead for sm_86, which runs on sm_89"),
-        (("sm_80", "sm_86", "PTX"), "", "sm_87", True, "as PTX"),
-        (("sm_80", "PTX"), "", "sm_120", True, "as PTX, from which the driver makes code for sm_120"),
-        (("sm_90",), "NVRTC 13.0", "sm_80", True, "compiled for sm_80 at run time by NVRTC 13.0"),
-        (
-            (),
-            "",
-            "sm_80",
-            False,
-            "none for sm_80: not built ahead, and no run-time compiler (libnvrtc",
-        ),
-        (("gfx906",), "", "gfx942", False, "none for gfx942"),
-        (("gfx942",), "", "gfx942", True, "built ahead for gfx942"),
-        (("gfx942",), "hipRTC 7.1", "gfx950", True, "compiled for gfx950 at run time by hipRTC 7.1"),
+        (("sm_80", "sm_90", "PTX"), "", "sm_90", "built ahead for sm_90"),
+        (("sm_80", "sm_86", "PTX"), "", "sm_89", "built ahead for sm_86, which runs on sm_89"),
+        (("sm_80", "sm_86", "PTX"), "", "sm_87", "as PTX"),
+        (("sm_80", "PTX"), "", "sm_120", "as PTX, from which the driver makes code for sm_120"),
+        (("sm_90",), "NVRTC 13.0", "sm_80", "compiled for sm_80 at run time by NVRTC 13.0"),
+        ((), "", "sm_80", "none for sm_80: not built ahead, and no run-time compiler (libnvrtc"),
+        (("gfx906",), "", "gfx942", "none for gfx942"),
+        (("gfx942",), "", "gfx942", "built ahead for gfx942"),
+        (("gfx942",), "hipRTC 7.1", "gfx950", "compiled for gfx950 at run time by hipRTC 7.1"),
     ],
 )
-def test_what_serves_a_device(ahead, compiler, arch, found, words):
-    answer, text = kernels.serving(NONE._replace(ahead=ahead, compiler=compiler), arch)
-    assert answer == found and words in text
+def test_what_serves_a_device(ahead, compiler, arch, words):
+    assert words in kernels.serving(NONE._replace(ahead=ahead, compiler=compiler), arch)
 
 
 def test_a_wheel_takes_along_what_was_built(tmp_path, monkeypatch):
