@@ -125,6 +125,9 @@ cdef class Reporter(Engine):
                            call=call, code=msg.error, rank=self.rank, peer=peer)
 
     cdef object wrong_length(self, Work* work, const Message* message):
+        if message.transit != NULL and not message.transit.open_length:
+            self.give_up(HETCCL_REASON_LEFT, self.rank)
+            self.raise_fault(work.call, work)
         what = "recvbuf" if work.call == SENDRECV else "buf"
         text = (f"{CALLS[work.call]}: {what}: the message from rank {message.peer} has {message.refused_nbytes} bytes, "
                 f"the buffer {message.capacity}. It was left there")

@@ -60,7 +60,7 @@ def test_tags_out_of_order(group, single_copy, nbytes):
     ranks.assert_empty()
 
 
-@pytest.mark.parametrize("tag", [0, 1, 2**31 - 1, 2**32 - 1])
+@pytest.mark.parametrize("tag", [0, 1, 2**31 - 1])
 def test_every_tag(group, tag):
     ranks, room = group(2), Room(1)
     ranks[0].send(body(1, 1), 1, tag)
