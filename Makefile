@@ -88,7 +88,7 @@ wheel: kernels environment ## build a wheel, in dist, with the kernels inside
 test-slurm: build ## run the scripts of slurm/ on a Slurm in namespaces of this machine (root: installs Slurm)
 	@$(SETUP) test launch
 	@$(RUN) python tests/slurm/cluster.py
-	@$(RUN) python tests/hosts.py login cuda0 cuda1 rocm0 rocm1 -- python -m pytest tests/slurm $(ARGS)
+	@$(RUN) python tests/hosts.py login cuda0 cuda1 rocm0 rocm1 -- python -m pytest tests/slurm --rdma $(ARGS)
 
 test-launch: build ## run each mpirun, Intel MPI's too, across hosts that are namespaces of this machine (root)
 	@$(SETUP) test launch

@@ -26,8 +26,8 @@ from softroce import image
 # libpmix-dev has the name libpmix.so, by which the plug-in mpi/pmix opens the library.
 PACKAGES = ("slurm-wlm", "munge", "libpmi0", "libpmi2-0", "libpmix-dev", "iproute2", "util-linux")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo")
-START_S, STOP_S, JOB_S = 60, 5, 60
-# One partition for each vendor; Slurm finds hosts by name.
+START_S, STOP_S, JOB_S = 60, 10, 200
+# Slurm finds hosts by name.
 CONF = """\
 ClusterName=hetccl
 SlurmctldHost={login}
@@ -56,10 +56,9 @@ MailProg=/bin/true
 KillWait=5
 {nodes}
 PartitionName=cpu Nodes=ALL Default=YES
-PartitionName=cuda Nodes={cuda}
-PartitionName=rocm Nodes={rocm}
+{partitions}
 """
-NODE = "NodeName={name} CPUs=4 RealMemory=1000 Gres=gpu:2"
+NODE = "NodeName={name} CPUs=4 RealMemory=1000{gres}"
 # A GPU is a device file, here of the kind of /dev/null: Slurm counts it, and names it to the ranks.
 GRES = "NodeName={name} Name=gpu File={folder}/gpu[0-1] Flags={flags}"
 FLAGS = {"cuda": "nvidia_gpu_env", "rocm": "amd_gpu_env"}
@@ -111,7 +110,8 @@ class Cluster:
     """A running Slurm; a context manager.
 
     folder : Path, emptied; configuration, state and logs go there
-    hosts  : list of str: the login host, then nodes, whose names begin with their partition's
+    hosts  : list of str: the login host, then nodes; those named cuda... or rocm... have two GPUs, and are also in a
+             partition of that name
     """
 
     def __init__(self, folder, hosts):
@@ -133,13 +133,14 @@ class Cluster:
     def _write(self):
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "state").mkdir(parents=True)
-        kinds = {kind: ",".join(name for name in self.nodes if name.startswith(kind)) for kind in FLAGS}
-        nodes = "\n".join(NODE.format(name=name) for name in self.nodes)
-        gres = [
-            GRES.format(name=name, folder=self.folder, flags=FLAGS[name.rstrip("0123456789")]) for name in self.nodes
-        ]
+        kinds = {kind: [name for name in self.nodes if name.startswith(kind)] for kind in FLAGS}
+        partitions = [f"PartitionName={kind} Nodes={','.join(names)}" for kind, names in kinds.items() if names]
+        with_gpus = {name: FLAGS[kind] for kind, names in kinds.items() for name in names}
+        nodes = [NODE.format(name=name, gres=" Gres=gpu:2" if name in with_gpus else "") for name in self.nodes]
+        gres = [GRES.format(name=name, folder=self.folder, flags=flags) for name, flags in with_gpus.items()]
+        conf = dict(login=self.login, folder=self.folder, nodes="\n".join(nodes), partitions="\n".join(partitions))
         files = {
-            "slurm.conf": CONF.format(login=self.login, folder=self.folder, nodes=nodes, **kinds),
+            "slurm.conf": CONF.format(**conf),
             "gres.conf": "\n".join([*gres, ""]),
             "cgroup.conf": CGROUP.format(folder=self.folder),
             "mpi.conf": MPI,
@@ -198,7 +199,7 @@ class Cluster:
                 daemon.kill()
                 daemon.wait()
 
-    def submit(self, site, script, *arguments, options=(), env=None, before=()):
+    def submit(self, site, script, *arguments, options=(), env=None, before=(), limit_s=JOB_S):
         """Run `BEFORE sbatch OPTIONS SCRIPT ARGUMENTS` in the folder site to the job's end.
 
         Returns: Job
@@ -217,11 +218,11 @@ class Cluster:
         )
         assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
         number = done.stdout.strip()
-        deadline = time.monotonic() + JOB_S
+        deadline = time.monotonic() + limit_s
         while (status := self._exit_status(number)) is None:
             if time.monotonic() > deadline:
                 subprocess.run(["scancel", number])
-                raise AssertionError(f"still there after {JOB_S} s\n{self._read(out)}\n{self.logs()}")
+                raise AssertionError(f"still there after {limit_s} s\n{self._read(out)}\n{self.logs()}")
             time.sleep(0.1)
         return Job(status, self._read(out))
 
