@@ -103,6 +103,8 @@ def write_programs(folder, wheels):
         "LD_LIBRARY_PATH": f"{prefix / 'lib'}:{ucx / 'lib'}:$LD_LIBRARY_PATH",
         "MPI4PY_LIBMPI": prefix / "lib" / "libmpi.so.40",
         "OMPI_MCA_plm_rsh_agent": "sh",
+        # It may also serve jobs on host buffers, on machines without a GPU.
+        "OMPI_MCA_opal_warn_on_missing_libcuda": "0",
     }
     debian.write_script(folder / "bin" / "mpirun", environment, prefix / "bin" / "mpirun")
     debian.write_script(folder / "bin" / "python", environment, sys.executable)
