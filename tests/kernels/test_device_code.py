@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from device_cases import Arguments, library
+from device_kernel_cases import Arguments, library
 from elf import EM_AMDGPU, Elf
 
 import amd_files

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from device_cases import (
+from device_kernel_cases import (
     DEFINED,
     DTYPE_NUMBERS,
     HOSTS,

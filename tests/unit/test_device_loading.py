@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device_cases import DTYPE_NUMBERS, OP_NUMBERS, host_result, rtc_command
+from device_kernel_cases import DTYPE_NUMBERS, OP_NUMBERS, host_result, rtc_command
 from kernel_cases import DTYPES, bits, check, operands
 from runtime_table import Table
 
