@@ -150,8 +150,8 @@ def _processor():
 def _ways(world, ours, settings):
     """{"texts": each rank's ways to the others, "limits": of the networks they take}. Collective."""
     seen = network.sight(world.rank, ours.members, settings)
-    cards = world.allgather(seen.card)
-    found = [] if seen.trouble else network.ways(world.rank, ours.members, cards, settings)
+    every = world.allgather(seen)
+    found = [] if any(one.trouble for one in every) else network.ways(world.rank, ours.members, every, settings)
     lines = [check.text for check in network.way_checks(world.rank, found, world.size <= network.DETAILED_RANKS)]
     kinds = {way["kind"] for way in found}
     limits = {}
@@ -160,10 +160,10 @@ def _ways(world, ours, settings):
         limits[f"{job.plural(most, 'rail')} of a rank"] = sum(card["speed"] for card in seen.card["verbs"][:most]) / 8
     if "tcp" in kinds and not isinstance(seen.card["tcp"], str):
         limits["network interface"] = max(entry["speed"] or 0 for entry in seen.card["tcp"]["addresses"]) / 8000
-    every = world.allgather(({name: speed for name, speed in limits.items() if speed}, lines))
-    names = sorted({name for limits, _ in every for name in limits})
-    slowest = {name: min(limits[name] for limits, _ in every if name in limits) for name in names}
-    return {"texts": ["; ".join(lines) for _, lines in every], "limits": slowest}
+    told = world.allgather(({name: speed for name, speed in limits.items() if speed}, lines))
+    names = sorted({name for limits, _ in told for name in limits})
+    slowest = {name: min(limits[name] for limits, _ in told if name in limits) for name in names}
+    return {"texts": ["; ".join(lines) for _, lines in told], "limits": slowest}
 
 
 def _device_paths(ours, sights, memories):
