@@ -44,6 +44,7 @@ class Case:
 
 
 SIZES = ("-b", "8", "-e", "16M", "-f", "8", "-n", "30", "--compare", "all")
+MESSAGE_SIZES = ("-b", "8", "-e", "4M", "-f", "8", "-n", "30", "--compare", "all")
 # Open MPI takes TCP too: else it would go through shared memory, and the two could not be compared.
 TCP = {"HETCCL_TRANSPORT": "tcp", "OMPI_MCA_btl": "tcp,self"}
 CASES = {
@@ -51,18 +52,8 @@ CASES = {
     "islands-tcp": Case("Two islands of one host, TCP", "allreduce", "AB", SIZES, TCP),
     "islands-shm-4": Case("Two islands of two ranks, shared memory", "allreduce", "AABB", SIZES),
     "island": Case("One island", "allreduce", "AA", SIZES),
-    "latency": Case(
-        "Messages one way, shared memory",
-        "latency",
-        "AB",
-        ("-b", "8", "-e", "4M", "-f", "8", "-n", "30", "--compare", "all"),
-    ),
-    "bandwidth": Case(
-        "Windows of messages, shared memory",
-        "bandwidth",
-        "AB",
-        ("-b", "8", "-e", "4M", "-f", "8", "-n", "30", "--compare", "all"),
-    ),
+    "latency": Case("Messages one way, shared memory", "latency", "AB", MESSAGE_SIZES),
+    "bandwidth": Case("Windows of messages, shared memory", "bandwidth", "AB", MESSAGE_SIZES),
 }
 
 

@@ -155,6 +155,18 @@ def ranks_text(ranks):
     return f"rank{'' if len(ranks) == 1 else 's'} {topology.format_cpulist(ranks)}"
 
 
+def by_text(texts):
+    """Each text once, with the ranks whose it is; the ranks are left out where all say the same: list of str.
+
+    texts : of each rank; of "" nothing is said
+    """
+    ranks = {}
+    for rank, text in enumerate(texts):
+        ranks.setdefault(text, []).append(rank)
+    whole = len(ranks) == 1
+    return [text if whole else f"{ranks_text(those)}: {text}" for text, those in ranks.items() if text]
+
+
 def island_lines(members):
     """A line for each island and for each host: list of str."""
     lines = []

@@ -124,14 +124,7 @@ def open_peers(wanted, world, want, settings):
         peer = PEERS[name]
         why = unfit(name, kinds) or peer.lacks(want)
         if not why:
-            whys = world.allgather(peer.missing(want, settings))
-            said = {}
-            for rank, text in enumerate(whys):
-                said.setdefault(text, []).append(rank)
-            whole = len(said) == 1
-            why = "; ".join(
-                text if whole else f"{job.ranks_text(ranks)}: {text}" for text, ranks in said.items() if text
-            )
+            why = "; ".join(job.by_text(world.allgather(peer.missing(want, settings))))
         if why:
             absent[name] = why
         else:

@@ -45,9 +45,9 @@ def header(args, world, ours, memory):
         "ranks": world.size,
         "islands": [list(island.ranks) for island in ours.islands],
         "members": job.island_lines(ours.members),
-        "memory": _by_rank(memories),
+        "memory": job.by_text(memories),
         "paths": [
-            *_by_rank(ways["texts"]),
+            *job.by_text(ways["texts"]),
             *_device_paths(ours, sights, memories),
             f"single copy {settings.single_copy}, algorithm {settings.algorithm}",
         ],
@@ -171,15 +171,6 @@ def _device_paths(ours, sights, memories):
     if not any(sight.devices for sight in sights) or all(text.startswith("host") for text in memories):
         return []
     return [f"{check.name}: {check.text}" for check in gpu.job_checks(ours.members, sights, True)]
-
-
-def _by_rank(texts):
-    """Each text once, with the ranks whose it is; the ranks are left out where all say the same."""
-    ranks = {}
-    for rank, text in enumerate(texts):
-        ranks.setdefault(text, []).append(rank)
-    whole = len(ranks) == 1
-    return [text if whole else f"{job.ranks_text(those)}: {text}" for text, those in ranks.items() if text]
 
 
 def _columns(header):
