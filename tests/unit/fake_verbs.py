@@ -1,5 +1,6 @@
 """The fake libibverbs in a process of its own: a library is opened once for each process."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from fakes import build
 ROOT = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C compiler to make the fake libibverbs")
 KINDS = ("context", "pd", "mr", "channel", "cq", "qp")
+GIDS = "gid=0/fe80000000000000000000fffe00000{0}/2/1 gid=1/00000000000000000000ffff0a63000{0}/2/1"
 
 HEAD = f"""
 import ctypes, errno, json, os, resource, sys
@@ -44,6 +46,23 @@ def run(body, without=(), **variables):
     done = subprocess.run(command, env=made, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
+
+
+def devices(prefix, count):
+    """FAKEVERBS_DEVICES for RoCE devices, each with an address of its own; up to 9."""
+    return " ".join(f"device={prefix}{i} {GIDS.format(i + 1)}" for i in range(count))
+
+
+def problems(program, folder, names, **variables):
+    """{check: None or its traceback} of one process that runs checks of a program of tests/unit.
+
+    folder : a new one, for its report     names : of the checks     variables : as environment() takes them
+    """
+    command = [sys.executable, "-X", "faulthandler", str(ROOT / "tests" / "unit" / program), str(folder), "fake"]
+    done = subprocess.run([*command, *names], env=environment(**variables), capture_output=True, text=True, timeout=300)
+    lines = [json.loads(line) for line in (folder / "0.jsonl").read_text().splitlines()]
+    found = {line["name"]: line["problem"] for line in lines}
+    return {name: found.get(name, f"no report:\n{done.stdout}{done.stderr}") for name in names}
 
 
 def compile_program(folder, name):

@@ -3,35 +3,27 @@
 What it cannot show: that a NIC reaches a GPU, and that a GPU sees what was written once it is flushed.
 """
 
-import json
 import signal
 import subprocess
-import sys
 
+import fake_verbs
 import pytest
-from fake_verbs import ROOT, environment, needs_compiler
+from fake_verbs import ROOT, needs_compiler
 
 from fakes import build
 from mpi import jobs
 
 PROGRAM = ROOT / "tests" / "unit" / "prog_wire_device.py"
 NAMES = jobs.check_names(PROGRAM)
-GIDS = "gid=0/fe80000000000000000000fffe00000{0}/2/1 gid=1/00000000000000000000ffff0a63000{0}/2/1"
-DEVICES = " ".join(f"device=gdr{i} {GIDS.format(i + 1)}" for i in range(4))
 
 pytestmark = needs_compiler
 
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory):
-    """{check: None or its traceback} of one program that runs them all."""
-    folder = tmp_path_factory.mktemp("device")
-    made = environment(FAKEVERBS_DEVICES=DEVICES, FAKEVERBS_FORK="2", FAKE_CUDA_GUARD="1", FAKE_HIP_GUARD="1")
-    command = [sys.executable, "-X", "faulthandler", str(PROGRAM), str(folder), "fake", *NAMES]
-    done = subprocess.run(command, env=made, capture_output=True, text=True, timeout=300)
-    lines = [json.loads(line) for line in (folder / "0.jsonl").read_text().splitlines()]
-    found = {line["name"]: line["problem"] for line in lines}
-    return {name: found.get(name, f"no report:\n{done.stdout}{done.stderr}") for name in NAMES}
+    variables = {"FAKEVERBS_DEVICES": fake_verbs.devices("gdr", 4), "FAKEVERBS_FORK": "2"}
+    guards = {"FAKE_CUDA_GUARD": "1", "FAKE_HIP_GUARD": "1"}
+    return fake_verbs.problems(PROGRAM.name, tmp_path_factory.mktemp("device"), NAMES, **variables, **guards)
 
 
 @pytest.mark.parametrize("name", NAMES)
