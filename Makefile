@@ -1,4 +1,5 @@
-# Everything that is set up lands in .venv, .mpi and build, inside this folder. PYTHON=python3.12 make test picks a Python.
+# Everything that is set up lands in .venv, .mpi and build, inside this folder. PYTHON=python3.12 make test picks a
+# Python.
 PYTHON ?= python3
 ARGS ?=
 
@@ -57,7 +58,7 @@ docs: build ## build the documentation in docs/_build; a warning is an error
 	@$(RUN) python -m sphinx -b html -c docs -n -q -W --keep-going . docs/_build
 	@echo "hetccl: docs/_build/docs/index.html"
 
-bench: build ## time two islands on this machine against mpi4py: a table, JSON and a picture in build/bench (ARGS="--all")
+bench: build ## time two islands here against mpi4py: a table, JSON and a picture in build/bench (ARGS="--all")
 	@$(SETUP) bench
 	@$(RUN) python bench/suite.py $(ARGS)
 
@@ -77,7 +78,7 @@ test-rdma: build ## run all tests over Soft-RoCE, in virtual machines (root the 
 kernels: ## compile the reduction kernels for GPUs, with the nvcc and clang that there are (ARGS="--clang clang++-19")
 	@$(PYTHON) tools/kernels.py $(ARGS)
 
-test-kernels: build kernels ## look into the kernels' code for GPUs; compile them by NVRTC for each architecture (minutes)
+test-kernels: build kernels ## look into the kernels' code for GPUs; compile them by NVRTC and hipRTC (minutes)
 	@$(SETUP) test kernels
 	@$(RUN) python -m pytest tests/kernels
 

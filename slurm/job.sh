@@ -23,7 +23,7 @@ two_components() {
     first=$(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | sort | tail -n 1)
     second=$(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_1" | sort | head -n 1)
     if [[ $SLURM_MPI_TYPE == pmix* && $first > $second ]]; then
-        echo "warning: with --mpi=pmix some versions of Slurm cannot join a first component on $first and a second one" \
-            "on $second; should srun fail to connect them, exchange the components of this script" >&2
+        echo "warning: with --mpi=pmix some versions of Slurm cannot join a first component on $first and a second" \
+            "one on $second; should srun fail to connect them, exchange the components of this script" >&2
     fi
 }

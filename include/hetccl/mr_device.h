@@ -3,8 +3,8 @@
  *     dma-buf       the runtime exports the allocation, the RDMA driver imports it (Linux 5.12, rdma-core 34)
  *     peer memory   ibv_reg_mr of the device's address, which a module of the GPU's vendor makes possible
  *
- * and if neither works, the caller has to stage the data in host memory. A way that fails before it has ever worked is not
- * tried again with that kind of memory on that RDMA device; one that has worked is refused to the allocation alone.
+ * and if neither works, the caller has to stage the data in host memory. A way that fails before it has ever worked is
+ * not tried again with that kind of memory on that RDMA device; one that has worked is refused to the allocation alone.
  *
  * An allocation is known by its buffer id, which the runtime is asked for at each use, not by its address alone: once
  * it is freed, the next one may lie at the same address. Under the same lock as the rest of mr_cache.h. */

@@ -246,8 +246,9 @@ API CUresult cuEventSynchronize(CUevent event) {
 }
 
 /* An image is text, "fake-module:" and the path of a shared library whose functions stand for kernels:
- * void name(void **arguments, const unsigned *grid, const unsigned *block). If it says how long the one argument of each
- * of them is, by `const unsigned kernel_argument_nbytes`, a launch is queued; else it waits for what is queued before. */
+ * void name(void **arguments, const unsigned *grid, const unsigned *block). If it says how long the one argument of
+ * each of them is, by `const unsigned kernel_argument_nbytes`, a launch is queued; else it waits for what is queued
+ * before. */
 API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     static const char magic[] = "fake-module:";
     BEGIN(1);

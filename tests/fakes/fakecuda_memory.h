@@ -135,7 +135,8 @@ API CUresult cuMemHostRegister_v2(void *pointer, size_t nbytes, unsigned int fla
     pthread_mutex_lock(&lock);
     int known = range_of(pointer) != NULL;
     pthread_mutex_unlock(&lock);
-    return known ? ALREADY_REGISTERED : range_add((range_t){pointer, nbytes, 0, REGISTERED, current->device, -1, 0, NULL});
+    if (known) return ALREADY_REGISTERED;
+    return range_add((range_t){pointer, nbytes, 0, REGISTERED, current->device, -1, 0, NULL});
 }
 
 API CUresult cuMemHostUnregister(void *pointer) {

@@ -1,6 +1,6 @@
-/* NVRTC for tests: what it is given is compiled by the host's C++ compiler, and the image that it returns is one that the
- * fake driver loads. It proves that the source which hetccl hands over is whole, and what is done with the answers;
- * nothing of NVIDIA's compiler. With -DPREFIX(name)=hiprtc##name (fakehiprtc.c) it is hipRTC.
+/* NVRTC for tests: what it is given is compiled by the host's C++ compiler, and the image that it returns is one that
+ * the fake driver loads. It proves that the source which hetccl hands over is whole, and what is done with the
+ * answers; nothing of NVIDIA's compiler. With -DPREFIX(name)=hiprtc##name (fakehiprtc.c) it is hipRTC.
  *
  * FAKE_RTC=command         `command in.cpp` compiles in.cpp and prints the path of a library
  * FAKE_RTC_ARCHS=75,90     what NVRTC says it compiles for

@@ -40,9 +40,9 @@ KEEP_BYTES = 1 << 20
 
 
 class Options(NamedTuple):
-    """nics: devices of each node · nodes: more than 1: hosts node0, node1 ... · mtu: of the links (9000: RDMA MTU 4096)
-    · timeout: seconds for the command · rw: host folders that the guest may write · env: variables of the command
-    · live: pass its output on to this process's own."""
+    """nics: devices of each node · nodes: more than 1: hosts node0, node1 ...
+    · mtu: of the links (9000: RDMA MTU 4096) · timeout: seconds for the command · rw: host folders that the guest may
+    write · env: variables of the command · live: pass its output on to this process's own."""
 
     nics: int = 2
     nodes: int = 1

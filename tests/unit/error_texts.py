@@ -12,7 +12,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 LITERAL = re.compile(r'[rbf]{0,2}("""(?:[^\\]|\\.)*?"""|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\')', re.DOTALL)
 CLASSES = re.compile(
-    r"(?<![\w.])(\w*Error|CommTimeout|CommClosed|LibraryNotFound|SymbolNotFound|Refused|MpiMissing|kind|type\(first\))\("
+    r"(?<![\w.])(\w*Error|CommTimeout|CommClosed|LibraryNotFound|SymbolNotFound|Refused|MpiMissing"
+    r"|kind|type\(first\))\("
 )
 # Their first argument is a number.
 NUMBERED = ("OSError", "ConnectionRefusedError", "Refused")
