@@ -100,8 +100,7 @@ cdef int array_read(object obj, Export* export, Memory* memory, object arg, bint
     if type(obj) is not last_type:
         reader = reader_of(obj, arg)
     reader.read(reader, obj, export, memory, arg, writable)
-    if reader.immutable:
-        memory.readonly = True
+    memory.readonly |= reader.immutable
     if reader.autograd:
         check_tensor(obj, memory, arg, torch_state(obj) if reader.learnt else TENSOR_UNKNOWN)
     return 0
@@ -426,9 +425,7 @@ cdef int layout_of_tensor(const hetccl_dltensor_t* tensor, Memory* memory, objec
     memory.code = code_of_tensor(tensor)
     memory.itemsize = (tensor.dtype.bits * tensor.dtype.lanes + 7) // 8
     memory.readonly = readonly
-    memory.ndim = tensor.ndim
-    memory.shape = tensor.shape
-    memory.strides = tensor.strides
+    memory.ndim, memory.shape, memory.strides = tensor.ndim, tensor.shape, tensor.strides
     memory.stride_unit = memory.itemsize
     memory.order = hetccl_layout_order(memory.ndim, memory.shape, memory.strides, 1)
     return 0
@@ -470,8 +467,7 @@ cdef int cai_parse(object interface, object obj, Memory* memory, object arg) exc
     memory.itemsize = int(typestr[2:])
     memory.ptr = <void*> <uintptr_t> (ptr or 0)
     memory.readonly = readonly
-    memory.kind = HETCCL_MEM_CUDA
-    memory.device = DEVICE_UNKNOWN
+    memory.kind, memory.device = HETCCL_MEM_CUDA, DEVICE_UNKNOWN
     strides = interface.get("strides")
     if strides is not None and len(strides) != len(shape):
         raise ValueError("strides and shape differ in length")

@@ -88,7 +88,19 @@ cdef class Burst(Deferred):
         requests += [request for request in last if id(request) in chosen]
         if not requests:
             return 0
-        return queue_across(requests) if (<Request>requests[0]).crosses else queue_together(requests)
+        try:
+            if (<Request>requests[0]).crosses:
+                queue_across(requests)
+            else:
+                queue_together(requests)
+        except BaseException as error:
+            for request in requests:
+                request.failure = error
+            raise
+        finally:
+            for request in requests:
+                request.pending = False
+        return 0
 
 
 cdef bint is_patient(Request request) noexcept:
@@ -155,14 +167,8 @@ cdef int queue_across(list requests) except -1:
         crossing.queue_hauls(hauls, nhauls, CALLS[(<Request>requests[0]).work.call])
         for request in requests:
             request.note_queued(request.blocking)
-    except BaseException as error:
-        for request in requests:
-            request.failure = error
-        raise
     finally:
         free(hauls)
-        for request in requests:
-            request.pending = False
     return 0
 
 
@@ -191,31 +197,23 @@ cdef int queue_together(list requests) except -1:
     cdef Request request
     cdef VendorComm vendor
     cdef bint messages
+    check_own_messages(requests)
+    for request in requests:
+        request.compare()
+    vendor = <VendorComm>(<Request>requests[0]).vendor
+    launch_group_begin(vendor)
     try:
-        check_own_messages(requests)
-        for request in requests:
-            request.compare()
-        vendor = <VendorComm>(<Request>requests[0]).vendor
-        launch_group_begin(vendor)
-        try:
-            # Collectives first, whose order is the same on all ranks; messages are exchanged together.
-            for messages in (False, True):
-                for request in requests:
-                    if launch_groups(&request.launch) and messages == (request.work.call >= NCOLLECTIVES):
-                        launch_in_group(vendor, &request.launch)
-        finally:
-            launch_group_finish(vendor, (<Request>requests[0]).work.call)
-        for request in requests:
-            if not launch_groups(&request.launch):
-                launch_run(vendor, &request.launch)
-            request.note_queued(request.blocking)
-    except BaseException as error:
-        for request in requests:
-            request.failure = error
-        raise
+        # Collectives first, whose order is the same on all ranks; messages are exchanged together.
+        for messages in (False, True):
+            for request in requests:
+                if launch_groups(&request.launch) and messages == (request.work.call >= NCOLLECTIVES):
+                    launch_in_group(vendor, &request.launch)
     finally:
-        for request in requests:
-            request.pending = False
+        launch_group_finish(vendor, (<Request>requests[0]).work.call)
+    for request in requests:
+        if not launch_groups(&request.launch):
+            launch_run(vendor, &request.launch)
+        request.note_queued(request.blocking)
     return 0
 
 
