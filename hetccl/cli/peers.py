@@ -208,6 +208,6 @@ PEERS = {
     "torch-gloo": Peer((*HOST, *DEVICE), peers_torch.lacks_gloo, peers_torch.missing, peers_torch.open_gloo),
     "torch-nccl": Peer(DEVICE, peers_torch.lacks_nccl, peers_torch.missing_nccl, peers_torch.open_nccl),
     "cupy": Peer(DEVICE, peers_device.cupy_lacks, peers_device.cupy_missing, peers_device.open_cupy),
-    "nccl4py": Peer(DEVICE, peers_device.nccl4py_lacks, peers_device.nccl4py_missing, peers_device.open_nccl4py),
+    "nccl4py": Peer(("cuda",), peers_device.nccl4py_lacks, peers_device.nccl4py_missing, peers_device.open_nccl4py),
     "copy": Peer((*HOST, *DEVICE), _none, _none, lambda world, want: Side(Copies(want), None, COPIED, kind="limit")),
 }
