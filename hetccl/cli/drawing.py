@@ -30,7 +30,6 @@ PATHS = {
     "X": ("#b00020", "2 3"),
     ".": ("#9aa0a6", ""),
 }
-NAMES = {"S": "shared memory", "V": "RDMA", "T": "TCP", "X": "no path"}
 INK, FAINT, LINE, PAPER, PANEL = "#1f2328", "#59636e", "#8c959f", "#ffffff", "#f6f8fa"
 
 GUTTER, MARGIN, GAP = 84, 20, 24

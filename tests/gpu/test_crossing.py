@@ -68,12 +68,7 @@ CASES = [
         if name != COUNTING or layout[0] == "fake" and layout[3] != AT_ONCE
     ),
     *((STREAMS, layout, name) for layout in REAL for name in jobs.check_names(STREAMS)),
-    *(
-        (OF_STREAMS, layout, name)
-        for layout in REAL
-        for name in jobs.check_names(OF_STREAMS)
-        if name not in INSIDE_ONLY
-    ),
+    *((OF_STREAMS, layout, name) for layout in REAL for name in OUTSIDE),
 ]
 JOB_S = 280
 

@@ -9,7 +9,6 @@ import time
 
 from softroce.alone import ENDLESS, End, drive, limit, loss, pair, post, resources, run_checks, shell
 
-WC, RETRY_EXC = 1, 12
 PIECE = 64 << 20
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p

@@ -4,7 +4,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-SHT_SYMTAB, SHT_DYNSYM = 2, 11
+SHT_DYNSYM = 11
 EM_AMDGPU = 224
 
 

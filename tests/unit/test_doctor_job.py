@@ -13,7 +13,6 @@ from hetccl.cli.host import Check
 from hetccl.config import Config
 
 needs_mpirun = pytest.mark.skipif(not launch.launchers(), reason="no mpirun beside this interpreter or in PATH")
-NO_LIMIT = {"gb_s": None, "why": "unknown"}
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = sorted(path.name for path in (ROOT / "slurm").glob("*.sbatch"))
-KINDS = ("cuda", "rocm", "cpu")
 
 
 @pytest.fixture
