@@ -382,7 +382,7 @@ def check_a_rank_that_cannot_join_the_network(comm):
     """All ranks are told of it, and go on; nothing is left. (In shared memory there is no network to join.)"""
     join = network.Network.join
 
-    def fail(self, board, cards):
+    def fail(self, board):
         raise OSError(errno.EMFILE, "no descriptor is left")
 
     still_works(comm)
