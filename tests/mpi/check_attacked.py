@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 from mpi4py import MPI
-from support import equal, make_comm, process_counts, resident_bytes, run_checks, still_works
+from support import equal, make_comm, process_counts, resident_bytes, run_checks, settled_counts, still_works
 
 from hetccl import bootstrap
 from hetccl.net import handshake
@@ -44,6 +44,20 @@ def pass_on(comm, seed, count):
     out = np.full(count, -1, np.int64)
     comm.Sendrecv(values(seed, count), NEXT, seed, out, BEFORE, seed)
     equal(out, values(seed, count, BEFORE))
+
+
+def start_all_threads(comm):
+    """The communicator's come when they are needed: for a call that is not complete at once, and for a long wait."""
+    out = np.full(5, -1, np.int64)
+    request = comm.Irecv(out, BEFORE, 0)
+    comm.Barrier()
+    comm.Send(values(0, 5), NEXT, 0)
+    request.Wait()
+    equal(out, values(0, 5, BEFORE))
+    for late in range(SIZE):
+        if RANK == late:
+            time.sleep(0.2)
+        comm.Barrier()
 
 
 def garbage(sock, hello):
@@ -98,8 +112,8 @@ def attack(where, keys):
 
 def check_strangers_while_messages_pass(comm):
     """They know the communicator's public name, and not its secret."""
-    pass_on(comm, 0, 5)
-    files, threads, _ = process_counts()
+    start_all_threads(comm)
+    files, threads, _ = settled_counts()
     keys = Keys.of(networks()[0].secret)
     with attack(listeners(), keys) as count:
         for seed in range(100):
