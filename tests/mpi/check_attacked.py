@@ -55,7 +55,7 @@ def start_all_threads(comm):
     request.Wait()
     equal(out, values(0, 5, BEFORE))
     for late in range(SIZE):
-        if RANK == late:
+        if late == RANK:
             time.sleep(0.2)
         comm.Barrier()
 
