@@ -76,7 +76,7 @@ test-rdma: build ## run all tests over Soft-RoCE, in virtual machines (root the 
 	@$(RUN) python -m pytest tests/softroce --rdma $(ARGS)
 
 kernels: ## compile the reduction kernels for GPUs, with the nvcc and clang that there are (ARGS="--clang clang++-19")
-	@$(PYTHON) tools/kernels.py $(ARGS)
+	@$(PYTHON) tools/device_kernels.py $(ARGS)
 
 test-kernels: build kernels ## look into the kernels' code for GPUs; compile them by NVRTC and hipRTC (minutes)
 	@$(SETUP) test kernels

@@ -9,7 +9,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
-import kernels
+import device_kernels
 
 # Layer order (docs/architecture.md): a module may cimport only from those before it.
 MODULES = [
@@ -105,7 +105,7 @@ def stage():
     if not STAGE.is_symlink():
         STAGE.symlink_to(os.path.relpath("pyx", STAGE.parent), target_is_directory=True)
     # The kernels' source is part of _device_kernels: it is compiled where no code was built ahead for a device.
-    kernels.write_header(STAGE.parent / "device_source.h")
+    device_kernels.write_header(STAGE.parent / "device_source.h")
 
 
 class BuildWithKernels(build_py):
@@ -113,7 +113,7 @@ class BuildWithKernels(build_py):
 
     def run(self):
         super().run()
-        for path in kernels.built() if not self.editable_mode else ():
+        for path in device_kernels.built() if not self.editable_mode else ():
             target = Path(self.build_lib, "hetccl", "device_code", path.name)
             self.mkpath(str(target.parent))
             self.copy_file(str(path), str(target))

@@ -1,9 +1,9 @@
 """Reduction kernels of a device (include/hetccl/device_reduce.h): loaded once, found by op and dtype, queued.
 
-The code is a file that was built ahead (tools/kernels.py), else what a run-time compiler makes of the source, which is
-part of this module. Whoever queues kernels takes `kernel_for` when it is built and `queue` at each call, without the
-GIL; loading and looking up need the GIL and may wait for the device. The Python methods serve tests, benchmarks and
-`doctor`.
+The code is a file that was built ahead (tools/device_kernels.py), else what a run-time compiler makes of the source,
+which is part of this module. Whoever queues kernels takes `kernel_for` when it is built and `queue` at each call,
+without the GIL; loading and looking up need the GIL and may wait for the device. The Python methods serve tests,
+benchmarks and `doctor`.
 """
 
 import os.path

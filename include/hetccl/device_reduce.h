@@ -1,7 +1,8 @@
 /* The reduction kernels, one source for CUDA and HIP: what two elements give is in reduce_ops.h, which the host's loops
- * use too, so that both give the same bits. Compiled by itself, as C++ (tools/kernels.py makes one file of it); nothing
- * of hetccl's includes it. Which kernel serves which op and dtype: pyx/_device_kernels.pyx. Rules: docs/reductions.md;
- * how the kernels are built: docs/kernels.md. The compiler must not fuse products and sums, nor flush subnormals. */
+ * use too, so that both give the same bits. Compiled by itself, as C++ (tools/device_kernels.py makes one file of it):
+ * nothing of hetccl's includes it. Which kernel serves which op and dtype: pyx/_device_kernels.pyx. Rules:
+ * docs/reductions.md; how the kernels are built: docs/kernels.md. The compiler must not fuse products and sums, nor
+ * flush subnormals. */
 #include "hetccl/device.h"
 #include "hetccl/device_args.h"
 #include "hetccl/reduce_ops.h"

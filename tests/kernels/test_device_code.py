@@ -18,7 +18,7 @@ from device_kernel_cases import Arguments, library
 from elf import EM_AMDGPU, Elf
 
 import amd_files
-import kernels as tool
+import device_kernels as tool
 import launch
 from amd.need import fetched
 from hetccl import _device_kernels, kernels, libraries

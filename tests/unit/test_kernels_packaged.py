@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import kernels as tool
+import device_kernels as tool
 import launch
 from hetccl import _device_kernels, kernels
 

@@ -1,6 +1,6 @@
 """Compile the reduction kernels ahead of time, for the GPUs that the compilers found here know.
 
-usage: python tools/kernels.py [--folder DIR] [--nvcc FILE] [--clang FILE] [--needs nvidia,amd]
+usage: python tools/device_kernels.py [--folder DIR] [--nvcc FILE] [--clang FILE] [--needs nvidia,amd]
 
 Writes hetccl/device_code/kernels-<key>.fatbin (NVIDIA) and kernels-<key>-<architecture>.co (AMD), which a wheel takes
 along; the key is the source's, so that code of another source is never loaded. A compiler that is not there, or does
